@@ -165,6 +165,9 @@ class SpanKeys:
     """float32 [L, H_kv, S, D]"""
 
 
+MOST_EFFECT_STEPS = 64
+"""that effects are added over; where more steps were lost, half of them up to the first and half behind it. What a span
+did through the keys and values of steps before these is not counted"""
 MOST_KEY_BYTES = 256 << 20
 """bytes of mean span keys that a trace holds at most; a run whose spans need more records none"""
 

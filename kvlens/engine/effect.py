@@ -29,16 +29,13 @@ from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of
-from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.instruments import MOST_EFFECT_STEPS, Effects, Loss, Oracle
 from kvlens.kernels.attend import LayerForm, causal, form_at, grouped_output, grouped_scores
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
 POINTS = 4
 """on the way from what full KV gives to what is left without the unread, in the middles of as many parts"""
-MOST_STEPS = 64
-"""up to the step of loss; where more steps were lost, half of them up to the first and half behind it. What a span did
-through the keys and values of steps before these is not counted"""
 MOST_WEIGHTS = 1 << 24
 """attention weights of one layer, some 64 bytes for each in float32 while the layer is gone through; a longer context
 gets fewer steps: 16 of 32 query heads over 32,768 tokens"""
@@ -131,7 +128,7 @@ class FullAttention:
 
 def reach(shape: KVShape, tokens: int) -> int:
     """How many steps of a run of so many tokens can be gone along with gradients; 0: none."""
-    return min(MOST_STEPS, MOST_WEIGHTS // (shape.q_heads * tokens))
+    return min(MOST_EFFECT_STEPS, MOST_WEIGHTS // (shape.q_heads * tokens))
 
 
 def effects(

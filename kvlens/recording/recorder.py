@@ -21,7 +21,7 @@ from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, Ste
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
-from kvlens.recording.sampling import OracleSampling
+from kvlens.recording.sampling import TOGETHER_NUMBERS, OracleSampling, steps_together
 from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.records import PrefillRecord, TraceSink
@@ -29,10 +29,6 @@ from kvlens.rows import EventRow, JournalRow, PromptToken
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
-TOGETHER = 8
-"""steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
-TOGETHER_NUMBERS = 8_000_000
-"""weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
@@ -196,7 +192,7 @@ class Recorder:
     def _together(self, shot: Snapshot) -> int:
         shape, shadow = self.windowed.shape, 1 if shot.shadow is None else shot.shadow.shape[2]
         widest = max(shot.spans, shadow, *(pool.zones.slots for pool in self.memory.hot.pools))
-        return max(1, min(TOGETHER, TOGETHER_NUMBERS // (shape.layers * shape.q_heads * widest)))
+        return steps_together(shape.layers, shape.q_heads, widest)
 
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 AUTO_NUMBERS = 8_000_000
 """'auto': weights of full attention that may be grouped per step, on average over the steps without a loss"""
+TOGETHER = 8
+"""steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
+TOGETHER_NUMBERS = 8_000_000
+"""weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
 MOST_LOST = 32
 """'auto': lost steps that are recorded although they are not among the chosen ones"""
 _EXAMPLE = "auto, off, all, or like every=4,layers=0-3+7"
@@ -118,3 +122,8 @@ def _layers(text: str, value: str) -> list[int]:
 def _refused(text: str) -> Refusal:
     sentence = f"{text[:80]!r} does not say which full attention to record; say {_EXAMPLE}."
     return Refusal(sentence, code="bad_sampling", text=text[:80])
+
+
+def steps_together(layers: int, q_heads: int, positions: int) -> int:
+    """Return how many steps are measured at a time. positions: or spans, or slots, whichever are most."""
+    return max(1, min(TOGETHER, TOGETHER_NUMBERS // (layers * q_heads * positions)))

@@ -17,15 +17,17 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.budget import NO_LIMIT, WHOLE, Budget, BudgetInfeasible, in_words, percent_up
+from kvlens.instruments import MOST_EFFECT_STEPS
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes
 from kvlens.models.device import expected, host_bytes
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import find_model, ready
 from kvlens.models.sizes import NUMBER_BYTES, dtype_sentence, weights_in
-from kvlens.recording.sampling import resolve
+from kvlens.recording.sampling import resolve, steps_together
 from kvlens.runs.preparing import choose_parameters
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
+from kvlens.shape import KVShape
 from kvlens.text.units import si_bytes
 
 SHARE, COUNT = "keep", "tokens"
@@ -99,8 +101,11 @@ def _tokens(sizes: Sizes) -> int:
 
 RETRIEVING = ("page_retrieval", "token_retrieval", "span_retrieval")
 """families of methods that keep every token in the cold tier"""
-MASS_TABLES = 3
-"""tables of one number per query head and position, float32, that measuring a step takes"""
+MASS_TABLES = 20
+"""tables of one number per step, query head and position, float32, that measuring steps together takes, with what the C
+library keeps of freed ones: 16 and 23 were measured (docs/evidence/benchmarks.md, Peak memory)"""
+EFFECT_BYTES = 128
+"""for each attention weight of one layer and the steps gone along with gradients (kvlens.engine.effect)"""
 WORTH_SAYING = 1 << 30
 """bytes from which a run's memory is worth a sentence"""
 
@@ -133,7 +138,7 @@ class MemoryNeed:
     lane_bytes: int
     """of the method's slots, its cold tier and the keys that are kept to measure coverage"""
     masses: int
-    """of a step that is measured"""
+    """of steps that are measured together, or of the effects, whichever takes more"""
 
     def __add__(self, need: MemoryNeed) -> MemoryNeed:
         """Return what two runs take at once, if each holds all that it holds alone; tokens of the longer one."""
@@ -165,19 +170,27 @@ def memory_need(request: RunRequest, sizes: Sizes) -> MemoryNeed:
     slots = full if sizes.budget_bytes is None else min(full, sizes.budget_bytes)
     placed = slots + full * (kind.family in RETRIEVING)
     keys = full // 2 if request.coverage and kind.family != "reference" else 0
-    lane_bytes = placed + keys
+    lane_bytes, masses = placed + keys, _masses(request, shape, tokens, sizes.max_new)
     if request.against or request.forced_reference:
         kv = full + max(full, lane_bytes)
     else:
         kv = placed + max(full, keys)
-    sampled = request.coverage and resolve(request.oracle, shape.layers, shape.q_heads, tokens) is not None
-    masses = 4 * shape.layers * shape.q_heads * tokens * (MASS_TABLES if sampled else 1)
     return MemoryNeed(full, kv + masses, tokens, lane_bytes, masses)
+
+
+def _masses(request: RunRequest, shape: KVShape, tokens: int, max_new: int) -> int:
+    """Return the bytes that measuring takes at most, or effects on a run that is compared."""
+    step = 4 * shape.layers * shape.q_heads * tokens
+    if not request.coverage or resolve(request.oracle, shape.layers, shape.q_heads, tokens) is None:
+        return step
+    measured = step * steps_together(shape.layers, shape.q_heads, tokens) * MASS_TABLES
+    compared = request.against or request.forced_reference
+    return max(measured, EFFECT_BYTES * shape.q_heads * tokens * min(MOST_EFFECT_STEPS, max_new) if compared else 0)
 
 
 def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:
     """Estimate the host memory of a race from its lanes' runs: one reading of the prompt, what every lane holds, and
-    one measured step, since lanes decode in turns."""
+    what measuring takes once, since lanes decode in turns."""
     full, masses = max(need.full_kv for need in needs), max(need.masses for need in needs)
     whole = reduce(add, needs)
     return replace(whole, full_kv=full, total=full + max(full, whole.lane_bytes) + masses, masses=masses)

@@ -131,7 +131,7 @@ def test_at_a_point_of_the_way_it_is_the_derivative_of_the_lead(
     monkeypatch: pytest.MonkeyPatch, most: int, begin: int, way: float
 ) -> None:
     model, read, reference, steps, oracles = case(3)
-    monkeypatch.setattr(effect, "MOST_STEPS", most)
+    monkeypatch.setattr(effect, "MOST_EFFECT_STEPS", most)
     monkeypatch.setattr(effect, "MOST_TRIPLES", 1000)
     asked = model, read, reference, steps, SPANS
     with monkeypatch.context() as patch:

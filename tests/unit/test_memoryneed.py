@@ -58,6 +58,21 @@ def test_a_run_holds_its_prompt_slots_and_watched_keys() -> None:
     assert kv_copies(method="quest", against=True) == pytest.approx(2.7)
 
 
+@pytest.mark.parametrize(("layers", "prompt_tokens", "together"), [(32, 8157, 1), (8, 8157, 3), (2, 512, 8)])
+def test_tables_of_the_steps_that_are_measured_together_count(layers: int, prompt_tokens: int, together: int) -> None:
+    request = RunRequest(model="demo", method="snapkv", coverage=True)
+    table = 4 * layers * 32 * (prompt_tokens + 8)
+    need = memory_need(request, Sizes(KVShape(layers, 32, 8, 64, 4), prompt_tokens, 7, None))
+    assert need.masses == table * together * memory.MASS_TABLES
+
+
+def test_effects_of_a_compared_run_count_where_they_take_more() -> None:
+    sizes = Sizes(KVShape(8, 32, 8, 64, 4), 8157, 200, None)
+    fields = {"model": "demo", "method": "snapkv", "coverage": True}
+    alone, compared = (memory_need(RunRequest(**fields, against=against), sizes).masses for against in (False, True))
+    assert compared == 64 * memory.EFFECT_BYTES * 32 * (8157 + 1 + 200) > alone
+
+
 def test_a_run_beyond_memory_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     request, prompt = RunRequest(model="demo", method="snapkv", max_new=8), PromptText("the red key " * 40)
     need = refuse(request, prompt)
