@@ -138,7 +138,7 @@ class MemoryNeed:
     lane_bytes: int
     """of the method's slots, its cold tier and the keys that are kept to measure coverage"""
     masses: int
-    """of steps that are measured together, or of the effects, whichever takes more"""
+    """of steps that are measured together, and of the effects"""
 
     def __add__(self, need: MemoryNeed) -> MemoryNeed:
         """Return what two runs take at once, if each holds all that it holds alone; tokens of the longer one."""
@@ -179,13 +179,14 @@ def memory_need(request: RunRequest, sizes: Sizes) -> MemoryNeed:
 
 
 def _masses(request: RunRequest, shape: KVShape, tokens: int, max_new: int) -> int:
-    """Return the bytes that measuring takes at most, or effects on a run that is compared."""
+    """Return the bytes that measuring takes at most, and effects on a run that is compared: the C library keeps what
+    measuring has freed."""
     step = 4 * shape.layers * shape.q_heads * tokens
     if not request.coverage or resolve(request.oracle, shape.layers, shape.q_heads, tokens) is None:
         return step
     measured = step * steps_together(shape.layers, shape.q_heads, tokens) * MASS_TABLES
     compared = request.against or request.forced_reference
-    return max(measured, EFFECT_BYTES * shape.q_heads * tokens * min(MOST_EFFECT_STEPS, max_new) if compared else 0)
+    return measured + (EFFECT_BYTES * shape.q_heads * tokens * min(MOST_EFFECT_STEPS, max_new) if compared else 0)
 
 
 def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:

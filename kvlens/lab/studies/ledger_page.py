@@ -77,7 +77,7 @@ def _shares(rows: Sequence[tuple[str, dict[str, Any]]], heading: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return "" if abs(share) < 5e-5 else f"{share:.1%}"
+    return "" if abs(share) < 5e-4 else f"{share:.1%}"
 
 
 def _repairs(repairs: dict[str, Any]) -> str:
