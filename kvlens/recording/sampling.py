@@ -125,5 +125,5 @@ def _refused(text: str) -> Refusal:
 
 
 def steps_together(layers: int, q_heads: int, positions: int) -> int:
-    """Return how many steps are measured at a time. positions: or spans, or slots, whichever are most."""
+    """Return how many steps are measured at a time. positions: the largest number of positions, spans or slots."""
     return max(1, min(TOGETHER, TOGETHER_NUMBERS // (layers * q_heads * positions)))
