@@ -166,8 +166,8 @@ class SpanKeys:
 
 
 MOST_EFFECT_STEPS = 64
-"""steps that effects are added over. Where more steps were lost, half of these end with the first lost one, and half lie
-behind it. What a span did through the keys and values of earlier steps is not counted"""
+"""steps that effects are added over. Where more steps were lost, half of these end with the first lost one and half
+lie behind it. What a span did through the keys and values of earlier steps is not counted"""
 MOST_KEY_BYTES = 256 << 20
 """bytes of mean span keys that a trace holds at most; a run whose spans need more records none"""
 

@@ -105,7 +105,7 @@ MASS_TABLES = 20
 """tables of one number per step, query head and position, float32, that measuring steps together takes, with what the C
 library keeps of freed ones: 16 and 23 were measured (docs/evidence/benchmarks.md, Peak memory)"""
 EFFECT_BYTES = 128
-"""bytes that effects take for each attention weight of one layer, in all steps they follow (kvlens.engine.effect)"""
+"""bytes that effects take for each attention weight of one layer in the steps they follow (kvlens.engine.effect)"""
 WORTH_SAYING = 1 << 30
 """bytes from which a run's memory is worth a sentence"""
 
