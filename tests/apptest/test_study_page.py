@@ -88,7 +88,6 @@ def test_a_study_that_stopped_can_go_on(runs: Runs, visit: Visit, monkeypatch: p
     assert submitted == [resume_command(study, runs.folder.resolve())]
 
 
-@pytest.mark.timeout(180)
 def test_go_on_has_the_batch_that_the_study_was_begun_with(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

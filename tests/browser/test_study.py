@@ -15,7 +15,6 @@ def fill(page: Page, field: Locator, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_tau_curve_is_begun_by_at_most_five_clicks_and_ends_on_its_page(workshop: Server, open_page: Open) -> None:
     """Five clicks lead to a study of twenty prompts; with two of them, which takes no click, it is carried out."""
     page = open_page(f"{workshop.url}/study")

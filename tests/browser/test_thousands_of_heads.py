@@ -38,7 +38,6 @@ def open_counted(open_page: Open, url: str) -> tuple[Page, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_replay_draws_the_maps_and_a_click_selects_the_head_under_it(wide: Server, open_page: Open) -> None:
     page, sent = open_counted(open_page, f"{wide.url}/replay?run={UID}&step=3&layer=0&head=0")
     expect(page.locator("#player")).to_have_attribute("data-cell", "0,0")
@@ -60,7 +59,6 @@ def test_replay_draws_the_maps_and_a_click_selects_the_head_under_it(wide: Serve
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["spans", "heads", "memory", "method"])
 def test_a_page_is_drawn_without_an_error_from_what_is_in_view(name: str, wide: Server, open_page: Open) -> None:
     page, sent = open_counted(open_page, f"{wide.url}/{name}?run={UID}&step=3&layer=61&head=37")

@@ -55,7 +55,6 @@ def carried_out(runs: Path, prompts: tuple[StudyPrompt, ...], crew: Crew, most: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_processes_come_to_the_trials_of_one_and_resume(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
     alone, whole = carried_out(tmp_path / "a", prompts, Crew())
     assert whole
@@ -107,7 +106,6 @@ def assert_near(batch: Any, alone: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_batch_comes_to_the_trials_of_one_prompt_at_a_time_and_resumes(
     tmp_path: Path, prompts: tuple[StudyPrompt, ...]
 ) -> None:
@@ -154,7 +152,6 @@ carry_out(Path({str(tmp_path / "b")!r}), {batch!r}, Dying(), lambda: False, crew
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_batch_of_one_prompt_is_a_run_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
     alone, _ = carried_out(tmp_path, prompts[:1], Crew())
     batch, whole = carried_out(tmp_path, prompts[:1], Crew(batch=8))
@@ -188,7 +185,6 @@ def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_a_local_ray_cluster_comes_to_the_trials_of_one(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
     import ray  # type: ignore[import-not-found, unused-ignore]
@@ -218,7 +214,6 @@ class Killer(Heard):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_trials_of_a_killed_ray_node_are_carried_out_by_the_other_node_and_none_twice(
     tmp_path: Path, prompts: tuple[StudyPrompt, ...], monkeypatch: pytest.MonkeyPatch

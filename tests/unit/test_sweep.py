@@ -140,7 +140,6 @@ def test_workers_come_to_the_rows_of_one(tmp_path: Path) -> None:
     assert rows == alone
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("traces", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_batch_comes_to_the_rows_of_one_prompt_at_a_time(tmp_path: Path, traces: bool) -> None:
     changes: dict[str, Any] = {"prompts": 1, "depths": (0.2, 0.5, 0.8), "traces": traces}
