@@ -18,7 +18,7 @@ FILES := --dist loadfile --no-loadscope-reorder
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
 	@echo "Three at once: types, browsers, and the tests without a browser. Each prints when it has ended."
-	$(MAKE) --no-print-directory --output-sync=target -j 3 browsers tested $(TYPES)
+	$(MAKE) --no-print-directory --output-sync=target -j 3 tested $(TARGETS)
 
 browsers: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/browser
@@ -26,14 +26,13 @@ browsers: $(DEV_STAMP)
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser $(LEFT_OUT)
 
-# Tests of the core alone, the lens, pages in AppTest, kernels, the device path, the lab, how runs are carried out,
-# examples on the real model, and types are left out while nothing that they prove has changed since `test-all` passed
-# (tests/proved.py). `make test-all` leaves out nothing and notes what it proved; so does a nightly job. `make prove
+# Groups of tests, the browser and types are left out while nothing that they prove has changed since `test-all` passed
+# (tests/provedgroups.py). `make test-all` leaves out nothing and notes what it proved; so does a nightly job. `make prove
 # GROUPS="core lens"` runs and notes single groups.
 LEFT_OUT = $$($(BIN)/python tests/proved.py skip)
-TYPES = $$($(BIN)/python tests/proved.py types)
+TARGETS = $$($(BIN)/python tests/proved.py targets)
 test-all: $(DEV_STAMP)
-	$(MAKE) --no-print-directory test LEFT_OUT= TYPES=types
+	$(MAKE) --no-print-directory test LEFT_OUT= TARGETS="browsers types"
 	$(BIN)/python tests/proved.py write
 
 prove: $(DEV_STAMP)

@@ -1,4 +1,4 @@
-"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `types`, `write`,
+"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `targets`, `write`,
 `show` or `prove GROUP...`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
@@ -19,10 +19,13 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provedgroups import GROUPS, ROOT, Group, file_name
+from provedgroups import GROUPS
+from testgroup import ROOT, Group, file_name
 
 __all__ = ["GROUPS", "ROOT", "Group"]
 FILE = ROOT / "tests" / "proved.json"
+TARGETS = ("browsers", "types")
+"""groups that a target of the Makefile of the same name checks"""
 
 
 def proved(root: Path | None = None) -> set[str]:
@@ -41,12 +44,14 @@ def skip() -> None:
         print(*(f"--ignore={path.relative_to(ROOT)}" for path in files))
 
 
-def types() -> None:
-    """Print the target of the Makefile that checks types, unless they are proved; then say so on stderr."""
-    if "types" in proved():
-        print("Left out: types, unchanged since `make test-all` passed.", file=sys.stderr)
-    else:
-        print("types")
+def targets() -> None:
+    """Print the targets of the Makefile that check a group, but for those that are proved; name these on stderr."""
+    done = proved()
+    for name in TARGETS:
+        if name in done:
+            print(f"Left out: {name}, unchanged since `make test-all` passed.", file=sys.stderr)
+        else:
+            print(name)
 
 
 def write(names: Iterable[str] = tuple(GROUPS)) -> None:
@@ -100,5 +105,5 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    commands = {"skip": skip, "types": types, "write": write, "show": show, "prove": prove}
+    commands = {"skip": skip, "targets": targets, "write": write, "show": show, "prove": prove}
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

@@ -1,51 +1,8 @@
-"""Groups of tests that prove a part of the sources only, and which sources each proves (tests/proved.py)."""
+"""Which groups of tests there are, and which sources each proves (tests/proved.py)."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Group:
-    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. `core`: CORE,
-    of which files below the folders `without` are no sources."""
-
-    tests: tuple[str, ...]
-    sources: tuple[str, ...]
-    core: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-
-    def files(self, root: Path = ROOT) -> list[Path]:
-        """Return the test files, in order."""
-        return matching_files(self.tests, root)
-
-    def covered(self, root: Path = ROOT) -> list[Path]:
-        """Return the test files and the sources, in order: a change of any runs the tests again."""
-        core = [path for path in matching_files(self.core, root) if not file_name(path, root).startswith(self.without)]
-        return sorted({*matching_files((*self.tests, *self.sources), root), *core})
-
-    def digest(self, root: Path = ROOT) -> str:
-        """Return the SHA-256 of all names and contents."""
-        total = hashlib.sha256()
-        for path in self.covered(root):
-            total.update(file_name(path, root).encode() + b"\0")
-            total.update(hashlib.sha256(path.read_bytes()).digest())
-        return total.hexdigest()
-
-
-def matching_files(patterns: tuple[str, ...], root: Path) -> list[Path]:
-    """Return the files of glob patterns below a folder, in order."""
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
-
-
-def file_name(path: Path, root: Path) -> str:
-    """Return the name of a file relative to a folder, with slashes."""
-    return path.relative_to(root).as_posix()
-
+from testgroup import Group
 
 CORE = (
     "kvlens/**/*.py",
@@ -82,6 +39,15 @@ CORE_UNIT = (
     *("sentencekv", "sentkv", "shadowkv", "single_run", "sparq", "surprisal", "token_retrieval"),
     *("trace_roundtrip", "turboquant"),
 )
+
+WHOLE = tuple(
+    f"tests/unit/test_{name}.py"
+    for name in (
+        *("architecture", "contributing", "docs_pages", "glossary", "import_lines", "packaging", "page_strings"),
+        *("proved", "readme", "release", "resolve", "vaguenames", "words"),
+    )
+)
+"""tests of the repository as a whole: its pages, its names, its packages; in no group"""
 
 GROUPS = {
     # What methods keep, recall and attend, how runs go, and what the lens finds: tests of the core alone.
@@ -229,3 +195,41 @@ GROUPS = {
         (APP,),
     ),
 }
+# What a person does, in a browser.
+GROUPS["browsers"] = Group(
+    ("tests/browser/test_*.py",),
+    (
+        *APP_FILES,
+        "kvlens/app/**/*.toml",
+        "kvlens/app/**/*.xz",
+        ".streamlit/*",
+        "app.py",
+        "pages/*.py",
+        "kvlens/lab/bench/tables/*.toml",
+        "kvlens/lab/results/*.json*",
+        "tests/browser/*.py",
+        "tests/plugin/*",
+        "tests/synthetic/*.py",
+    ),
+    CORE,
+)
+# All other tests but those of WHOLE.
+GROUPS["others"] = Group(
+    tuple(f"tests/{folder}/test_*.py" for folder in ("api", "fault", "lens", "tasks", "unit")),
+    (
+        *GROUPS["browsers"].sources,
+        "kvlens/**/*.js*",
+        "kvlens/**/*.txt",
+        "kvlens/**/*.xz",
+        "benchmarks/*.py",
+        "benchmarks/*.toml",
+        "docs/*.md",
+        "docs/evidence/*",
+        "tests/*/*.js*",
+        "tests/*/*.py",
+        "tests/*.sql",
+        "tests/*.txt",
+    ),
+    CORE,
+    but=(*WHOLE, *(pattern for group in GROUPS.values() for pattern in group.tests)),
+)

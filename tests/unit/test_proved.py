@@ -12,6 +12,8 @@ from pathlib import Path
 
 import proved
 import pytest
+from provedgroups import WHOLE
+from testgroup import matching_files
 from warmprocess import reading_environment
 
 
@@ -45,22 +47,22 @@ EVERY = set(proved.GROUPS)
     [
         ("kernels/deep/b.py", EVERY),
         ("kernels/new.py", EVERY),
-        ("tests/kernels/test_a.py", {"kernels", "types"}),
+        ("tests/kernels/test_a.py", {"kernels", "others", "types"}),
         ("requirements.txt", EVERY),
         ("pyproject.toml", EVERY),
         ("kvlens/lab/gpu/c.py", EVERY - {"core", "examples", "carrying"}),
         ("kvlens/lab/bench/d.py", EVERY - {"core", "kernels", "examples"}),
         ("kvlens/lab/commands/i.py", EVERY - {"core", "kernels"}),
         ("kvlens/engine/e.py", EVERY),
-        ("kvlens/app/f.py", {"carrying", "examples", "lens", "pages", "processes", "types"}),
-        ("kvlens/app/k.svg", {"examples", "lens", "pages", "processes"}),
+        ("kvlens/app/f.py", EVERY - {"core", "kernels", "device", "lab"}),
+        ("kvlens/app/k.svg", {"browsers", "examples", "lens", "others", "pages", "processes"}),
         ("kvlens/app/commands/j.py", EVERY - {"core", "kernels"}),
         ("kvlens/demo/weights/g.safetensors", EVERY - {"types"}),
-        ("tests/synthetic/h.py", {"core", "lens", "lab", "pages", "processes", "types"}),
-        ("tests/fault/conftest.py", {"processes", "types"}),
+        ("tests/synthetic/h.py", EVERY - {"kernels", "device", "examples", "carrying"}),
+        ("tests/fault/conftest.py", {"others", "processes", "types"}),
         ("README.md", {"examples"}),
-        ("docs/evidence/performance.md", {"device", "lab"}),
-        ("docs/evidence/l.svg", {"lab"}),
+        ("docs/evidence/performance.md", {"device", "lab", "others"}),
+        ("docs/evidence/l.svg", {"lab", "others"}),
     ],
 )
 def test_a_change_runs_the_tests_again(root: Path, name: str, again: set[str]) -> None:
@@ -185,10 +187,17 @@ def test_helpers_beside_a_test_are_among_its_imports() -> None:
     assert {test.with_name("freekv_reference.py"), test.with_name("freekv_trial.py")} <= imported(test)
 
 
-def test_types_are_a_target_unless_they_are_proved(
+def test_what_has_a_target_of_its_own_is_one_unless_it_is_proved(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for done, target in (({"types"}, ""), (set(), "types\n")):
+    for done, targets in (({"types"}, "browsers\n"), ({"browsers", "core"}, "types\n"), (set(), "browsers\ntypes\n")):
         monkeypatch.setattr(proved, "proved", lambda done=done: done)
-        proved.types()
-        assert capsys.readouterr().out == target
+        proved.targets()
+        assert capsys.readouterr().out == targets
+
+
+def test_every_test_is_in_one_group_or_looks_at_the_whole_repository() -> None:
+    grouped = [path for group in proved.GROUPS.values() for path in group.files()]
+    whole = matching_files(WHOLE, proved.ROOT)
+    assert len(whole) == len(WHOLE)
+    assert sorted([*grouped, *whole]) == matching_files(("tests/*/test_*.py",), proved.ROOT)
