@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -105,5 +105,11 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    commands = {"skip": skip, "targets": targets, "write": write, "show": show, "prove": prove}
+    commands: dict[str, Callable[..., int | None]] = {
+        "skip": skip,
+        "targets": targets,
+        "write": write,
+        "show": show,
+        "prove": prove,
+    }
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
