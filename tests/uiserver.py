@@ -105,7 +105,7 @@ class Server:
         self._asked_port = port
         if results is not None:
             env["KVLENS_RESULTS"] = str(results)
-        until = time.monotonic() + 240
+        until = time.monotonic() + 600
         while not self._begun(env, until):  # another process took the port before the server did
             assert time.monotonic() < until, "the server did not become healthy"
 

@@ -196,7 +196,7 @@ def test_importing_kvlens_is_light() -> None:
         "heavy = ('torch', 'pandas', 'duckdb', 'transformers', 'tqdm', 'streamlit', 'plotly', 'kvlens.api')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -205,7 +205,7 @@ def test_the_api_needs_neither_streamlit_nor_plotly() -> None:
         "import sys\nsys.modules['streamlit'] = sys.modules['plotly'] = None\n"
         "import kvlens\nkvlens.run, kvlens.race, kvlens.open, kvlens.load_model\nprint(len(kvlens.methods()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert int(done.stdout) > 10, done.stderr
 
 

@@ -77,7 +77,7 @@ def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
         monkeypatch.setenv("KVLENS_RUNS", str(folder))
         monkeypatch.chdir(ROOT)
         st.cache_resource.clear()
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=600)
         for name, value in params.items():
             app.query_params[name] = str(value)
         if page:

@@ -193,7 +193,7 @@ def test_a_race_that_goes_on_ends_with_its_finding(
     monkeypatch.setattr(view.jobview, "manager", lambda: jobs)
     while jobs.jobs()[0].active:
         time.sleep(0.05)
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240).run()
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=600).run()
     app.query_params["job"] = job
     app.switch_page("pages/run.py").run()
     assert not app.exception

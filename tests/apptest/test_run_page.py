@@ -271,7 +271,7 @@ def test_a_finished_job_of_the_url_links_to_its_run(visit: Visit, tmp_path: Path
     visit(tmp_path)
     job = manager().submit(script('print(\'{"phase": "done", "uid": "20260101-000000-abcdef"}\')'), "a run")
     wait(manager(), job)
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240).run()
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=600).run()
     app.query_params["job"] = job
     app.switch_page("pages/run.py").run()
     assert app.success[0].value.startswith("Done")

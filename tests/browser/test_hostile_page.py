@@ -87,12 +87,12 @@ def test_the_dashboards_own_page_and_a_link_to_it_work(open_page: Open, server: 
 def test_pages_and_static_files_are_behind_the_same_door(server: Server, headers: dict[str, str]) -> None:
     for path in ("/", "/replay", "/_stcore/health", "/_stcore/host-config", "/favicon.png"):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=120)
+            urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=600)
         assert caught.value.code == 403
         assert caught.value.read().decode().strip().endswith(".")
 
 
 def test_answers_forbid_frames_of_others(server: Server) -> None:
-    with urllib.request.urlopen(f"{server.url}/", timeout=120) as answer:
+    with urllib.request.urlopen(f"{server.url}/", timeout=600) as answer:
         assert answer.headers["content-security-policy"] == "frame-ancestors 'self'"
         assert answer.headers["x-frame-options"] == "SAMEORIGIN"

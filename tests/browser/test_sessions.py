@@ -44,7 +44,7 @@ def job_in(page: Page) -> str:
 
 def pause(folder: Path, job: str) -> int:
     """Stop the process of a job where it is, so that it goes on as long as the test needs; its id."""
-    until = time.monotonic() + 240
+    until = time.monotonic() + 600
     while True:
         assert time.monotonic() < until
         try:

@@ -70,7 +70,7 @@ def test_a_browser_gets_in_with_the_token_and_stays_in(
 
 def _status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=120) as answer:
+        with urllib.request.urlopen(url, timeout=600) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -25,7 +25,7 @@ from kvlens.text.prompts import BadPrompt
 from tests.synthetic import write_synthetic
 
 GOOD, BAD = "20260101-000000-good", "20260102-000000-bad"
-LIMIT_S = 30
+LIMIT_S = 240
 
 
 def first_of_each(given: list[Kind]) -> list[Kind]:

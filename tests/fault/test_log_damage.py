@@ -40,7 +40,7 @@ write_synthetic(Path(sys.argv[1]), 2, 4, 2, steps=int(sys.argv[3]), spans=12, ui
 @pytest.fixture(scope="module")
 def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("died")
-    subprocess.run([sys.executable, "-c", DIE, str(folder), UID, str(STEPS)], cwd=ROOT, check=False, timeout=120)
+    subprocess.run([sys.executable, "-c", DIE, str(folder), UID, str(STEPS)], cwd=ROOT, check=False, timeout=600)
     assert (folder / UID / "trace.duckdb.wal").stat().st_size > 10_000
     return folder
 

@@ -200,7 +200,7 @@ write_synthetic(Path(sys.argv[1]), 4, 8, 4, steps=200, spans=40, uid=sys.argv[2]
 
 
 def test_recovering_on_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", DIE, str(tmp_path), UID], cwd=ROOT, check=False, timeout=120)
+    subprocess.run([sys.executable, "-c", DIE, str(tmp_path), UID], cwd=ROOT, check=False, timeout=600)
     held = list_runs(tmp_path).iloc[0]
     for most in (4_000, 200_000):
         done = subprocess.run(
@@ -209,7 +209,7 @@ def test_recovering_on_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> 
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 7, done.stdout + done.stderr
         assert "free disk space" in done.stdout
@@ -230,7 +230,7 @@ def test_listed_steps_are_stored_steps(tmp_path: Path) -> None:
     writer.prefill(make_prefill())
     for step in range(11):
         writer.step(make_step(np.random.default_rng(step), step, sizes))
-    until = time.monotonic() + 240
+    until = time.monotonic() + 600
     while not writer._flusher.free.qsize() and time.monotonic() < until:  # the first block is on the disk
         time.sleep(0.01)
     writer._write_info()

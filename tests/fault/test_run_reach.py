@@ -57,7 +57,7 @@ def test_a_run_writes_into_its_folders_alone_and_asks_no_network(tmp_path: Path)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert process.returncode == 0, process.stderr[-2000:]

@@ -158,7 +158,7 @@ def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 def test_a_full_disk_ends_the_run_in_one_sentence_and_keeps_what_was_flushed(full_disk: tuple[Path, int]) -> None:
     runs, limit = full_disk
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(runs), str(limit)], capture_output=True, text=True, timeout=120, cwd=ROOT
+        [sys.executable, "-c", FULL, str(runs), str(limit)], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert done.returncode == 7, done.stderr
     assert done.stdout.count("\n") == 1

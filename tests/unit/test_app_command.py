@@ -36,7 +36,7 @@ class Started:
 
     def get(self, path: str, host: str | None = None, token: str | None = TOKEN) -> int:
         """Return the status of a request with this Host and token."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         headers = {} if host is None else {"Host": host}
         try:
             connection.request("GET", path, headers=headers | ({"Authorization": f"token {token}"} if token else {}))
@@ -118,7 +118,7 @@ def test_a_foreign_host_is_refused_and_this_machine_is_not(started: Started) -> 
 
 def test_a_port_in_use_ends_with_one_sentence(started: Started) -> None:
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(started.port)]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("kvlens: port_refused: ")
     assert len(ended.stderr.splitlines()) == 1
@@ -152,7 +152,7 @@ def test_other_machines_are_let_in_with_the_token_alone(host: str) -> None:
 
 def test_other_machines_are_not_let_in_without_a_token() -> None:
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(free_port()), "--host", "0.0.0.0", "--no-token"]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("kvlens: token_required: ")
 

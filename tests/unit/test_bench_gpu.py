@@ -74,7 +74,7 @@ sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(W
 sys.argv += ["--batches", "1"]
 sys.exit(__main__.main())"""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder / "gpu-dry-run.json"
@@ -209,7 +209,7 @@ import sys, kvlens.lab.gpu.run
 heavy = ("duckdb", "streamlit", "plotly", "umap", "pydantic", "transformers")
 print([name for name in heavy if name in sys.modules])"""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout.strip() == "[]", done.stderr[-2000:]
 

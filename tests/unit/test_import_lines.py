@@ -349,6 +349,6 @@ import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.app.data.spanm
 kvlens.app.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def printed(code: str) -> list[str]:
     """Return the lines that a process of its own prints: no other test's objects or threads are in it."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()

@@ -77,8 +77,8 @@ def test_two_processes_at_once_make_it_once(folder: Path) -> None:
     assert slow.stdout is not None
     assert slow.stdout.readline() == "written\n"
     waiting = process(CONVERT, path)
-    made, told = waiting.communicate(timeout=120)[0].split()
-    assert slow.communicate(timeout=120)[0].strip() == made
+    made, told = waiting.communicate(timeout=600)[0].split()
+    assert slow.communicate(timeout=600)[0].strip() == made
     assert told == "False", "the second waited and took what the first had made"
     assert [left.name for left in cache.models_dir().glob(".*.part")] == []
 
@@ -100,7 +100,7 @@ def test_what_a_killed_process_left_is_removed_and_made_anew(folder: Path) -> No
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
     path = str(write(folder / "m.gguf", stock("llama"), "llama"))
-    said, trouble = process(NARROW, path).communicate(timeout=120)
+    said, trouble = process(NARROW, path).communicate(timeout=600)
     assert f"'{cache.models_dir()}'" in said, trouble
     assert "$KVLENS_CACHE" in said
     assert len(said.strip().splitlines()) == 1

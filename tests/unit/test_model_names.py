@@ -133,7 +133,7 @@ def test_no_name_and_no_model_asks_the_network(tmp_path: Path) -> None:
         env=free,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.stdout.splitlines() == ["True", "True", "True", "6 2"], done.stderr[-2000:]

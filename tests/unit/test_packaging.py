@@ -68,7 +68,7 @@ def test_every_core_command_works_without_the_apps_packages(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
     )
     statuses = json.loads(ended.stdout.splitlines()[-1])
     assert statuses == [0, 0, 0, 0, 0, 1, 1], ended.stderr

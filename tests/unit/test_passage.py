@@ -23,7 +23,7 @@ STEP = {"kvlens/engine/session.py", "kvlens/memory/reads.py", "kernels/attend.py
 def test_a_layer_and_a_run_pass_few_files(method: str, files: int, hops: int, run_files: int) -> None:
     """In a process of its own: every call of the process is looked at."""
     command = [sys.executable, "-c", SCRIPT, method]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     layer, whole, counted = json.loads(ran.stdout.splitlines()[-1])
     assert set(layer) >= STEP
     assert set(whole) >= set(layer)

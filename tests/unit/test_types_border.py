@@ -47,7 +47,7 @@ def test_a_wrong_call_across_a_border_is_an_error(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr

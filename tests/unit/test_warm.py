@@ -47,7 +47,7 @@ def ended(process: Forked) -> tuple[str, int]:
 
 
 def waited(manager: JobManager, uid: str) -> Job:
-    until = time.monotonic() + 240
+    until = time.monotonic() + 600
     while time.monotonic() < until:
         job = manager.get(uid)
         assert job is not None
