@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import read_plain, write_plain
-from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.files import read_plain, write_plain
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun, sentence
+from kvlens.store.runinfo import check_uid, new_uid, now
 from kvlens.studies.earlier import rename_figures
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
+from kvlens.text.plaintext import plain
 from kvlens.text.prompts import BadPrompt
 
 FOLDER = "study"
