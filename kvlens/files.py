@@ -6,7 +6,7 @@ device, which would block the reader or never end, is refused.
 
 A run's folder may come from elsewhere and hold anything under the names that a run uses, also a link to a file outside,
 which would be shown or overwritten. What is in such a folder is read and written as plain files: ordinary files in the
-folder itself. DuckDB's files aside, which `ordinary` is asked about first.
+folder itself. DuckDB opens its own files, after `ordinary` was asked about them.
 """
 
 from __future__ import annotations
