@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.damageconsumers import BAD, GOOD, call, consumers
 from kvlens import __version__
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from tests.fault.crafted import Kind, damage, kinds
 from tests.synthetic import write_synthetic
 

@@ -41,7 +41,6 @@ from kvlens.lens.whatif import whatif
 from kvlens.metaparts import Counterfactual
 from kvlens.models.find import SMOLLM2
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -78,7 +77,7 @@ class Search:
 
     def __init__(self, model: str) -> None:
         self.loaded = load(model)
-        self.engine, self.print = Engine(self.loaded), fingerprint(self.loaded)
+        self.engine, self.print = Engine(self.loaded), self.loaded.fingerprint()
         self._full: dict[tuple[int, int], bool] = {}
 
     def prompts(self, first_seed: int) -> Iterator[tuple[int, float, int, TaskPrompt]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.ui import CHROMIUM_ARGUMENTS, start
 from kvlens import methods
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.store.reader import list_runs
 from tests.synthetic import write_synthetic
 

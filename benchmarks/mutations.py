@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import PACKAGE
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 
 LIST = Path(__file__).with_name("mutations.toml")
 FOLDERS = ("kvlens", "kernels", "store", "pages", "tests", "benchmarks", "docs", ".streamlit")

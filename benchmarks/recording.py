@@ -25,7 +25,7 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.meta import RunMeta
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import PromptText, tokenize

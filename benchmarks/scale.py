@@ -36,7 +36,7 @@ from typing import Any
 import kvlens
 from benchmarks import batchcosts, placingcosts
 from benchmarks.stepcosts import Arm, exponents, measure
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from tests.synthetic import write_synthetic
 
 KINDS = 12

@@ -31,7 +31,7 @@ from benchmarks.soakforks import forked
 from kvlens import __version__
 from kvlens.app.ui.common.warm import Warm
 from kvlens.lab.bench.sources import code
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.store.recover import recover
 from tests.synthetic import write_synthetic
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ui import CHROMIUM_ARGUMENTS, start
+from kvlens.models.device import machine
 from kvlens.models.find import default_model
-from kvlens.runs.fingerprint import machine
 
 
 def time_story(url: str, chromium: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What a run decided at one step: the rows of the table `decision`, part of the contract of ``rows.py``."""
+"""What a run decided at one step and before it: the rows of the table `decision`, part of the contract of
+``rows.py``."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+
+from kvlens.instruments import CutRow
 
 #: zoom: a query head asks for a span's tokens in place of the summary; recall: a KV head asks for spans or tokens in
 #: host memory; correction: a recall that replaces an earlier step's selection before the attention;
@@ -84,3 +87,38 @@ class Decisions:
         for name in ("refused_span", "missed_span"):
             values[name] = np.asarray(columns.get(name, np.empty(0)), np.int32)
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision that a method made between steps, for all layers and heads."""
+
+    kind: str
+    """one of DECISION_KINDS"""
+    candidates: int
+    selected: int
+    """of the candidates"""
+    score: float
+    cut: float
+
+
+def decisions_between(cuts: Sequence[CutRow], decided: Sequence[Decided]) -> Decisions | None:
+    """Return the evictions of `cuts` and what a method decided between steps; None if there is neither."""
+    parts = []
+    if cuts:
+        best = [np.nan if np.isnan(cut.score).all() else np.nanmax(cut.score) for cut in cuts]
+        dropped = np.array([cut.candidates - cut.kept for cut in cuts])
+        columns = {
+            "layer": np.array([NONE if cut.layer is None else cut.layer for cut in cuts]),
+            "kv_head": np.array([NONE if cut.kv_head is None else cut.kv_head for cut in cuts]),
+            "candidates": np.array([cut.candidates for cut in cuts]),
+            "requested": dropped,
+            "granted": dropped,
+            "score": np.array(best),
+            "cut": np.array([cut.cut for cut in cuts]),
+        }
+        parts.append(Decisions.filled(len(cuts), "eviction", "tokens", columns))
+    for each in decided:
+        counts = {"candidates": each.candidates, "requested": each.selected, "granted": each.selected}
+        parts.append(Decisions.filled(1, each.kind, "spans", counts | {"score": each.score, "cut": each.cut}))
+    return Decisions.joined(parts)

@@ -3,6 +3,10 @@
 What kvlens writes only its owner may read, whatever the umask: runs, races, jobs, caches, prompts. Files that come from
 elsewhere are ordinary files of a size that is looked at first, and JSON that is not nested without end. A pipe or a
 device, which would block the reader or never end, is refused.
+
+A run's folder may come from elsewhere and hold anything under the names that a run uses, also a link to a file outside,
+which would be shown or overwritten. What is in such a folder is read and written as plain files: ordinary files in the
+folder itself. DuckDB opens its own files, after `ordinary` was asked about them.
 """
 
 from __future__ import annotations
@@ -19,6 +23,10 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 KEPT_MODE = 0o400
 """of files that never change again"""
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""flags of plain files: a pipe is not waited for, a link is not followed, a child process does not inherit the file"""
+MOST_PLAIN = 16 << 20
+"""bytes of a plain file"""
 
 
 def cache_dir() -> Path:
@@ -128,3 +136,71 @@ def load_json(path: Path, most: int = MOST_JSON) -> Any:
         raise
     except ValueError as error:
         raise RefusedFile("not_json", path, f"is not valid JSON ({str(error)[:120]}): mend or replace it") from None
+
+
+def ordinary(path: Path) -> bool:
+    """Whether an ordinary file is there: not a link, a pipe, a socket, a device or a folder."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_plain(path: Path, most: int = MOST_PLAIN) -> bytes:
+    """The content of an ordinary file. Raises FileNotFoundError, and OSError with the reason for a link, a pipe and a
+    file of more than `most` bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | PLAIN)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError("it is a link, which is not followed") from error
+        raise
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is not an ordinary file")
+        if about.st_size > most:
+            raise OSError(f"it has {about.st_size:,} bytes, kvlens writes {most:,} at most")
+        return file.read(most + 1)[:most]
+
+
+def discard(path: Path) -> None:
+    """Delete a file that may not be there. A file system that cannot be written refuses it even then: that is no news
+    beside the error that led here."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the folder's entries are on the disk: a file made or renamed in it outlives a loss of power. File
+    systems that cannot do it are left alone."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def replace_plain(target: Path, temporary: Path, data: bytes, durable: bool) -> None:
+    """Replace a file whole: readers see the old content or the new, and after a loss of power too. With `durable`, the
+    new one is on the disk when this returns. Raises OSError; `temporary` is gone then."""
+    try:
+        write_plain(temporary, data, durable)
+        os.replace(temporary, target)
+    except BaseException:
+        discard(temporary)
+        raise
+    if durable:
+        sync_folder(target.parent)
+
+
+def write_plain(path: Path, data: bytes, durable: bool) -> None:
+    """Writes a file of its owner alone whole, not through a link. With `durable`, returns when the bytes are on the
+    disk."""
+    fd = open_file(path, PLAIN)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(fd)

@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from kvlens.store.errors import TraceError, UnreadableRun
-from kvlens.store.files import read_plain, replace_plain
-from kvlens.store.runinfo import clean_text, run_dir, sentence
-from kvlens.text.plaintext import visible
+from kvlens.files import read_plain, replace_plain
+from kvlens.store.errors import TraceError, UnreadableRun, sentence
+from kvlens.store.runinfo import run_dir
+from kvlens.text.plaintext import clean_text, visible
 
 FILE = "about.json"
 NAME, NOTE, TAG, TAGS = 80, 2_000, 32, 16

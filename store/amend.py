@@ -12,12 +12,11 @@ from typing import Any
 
 import duckdb
 
-from kvlens.files import open_file
+from kvlens.files import PLAIN, discard, open_file, sync_folder
 from kvlens.instruments import Effects
 from kvlens.store.errors import TraceError
-from kvlens.store.files import PLAIN, Lease, discard, sync_folder
 from kvlens.store.outcomefacts import facts_entry
-from kvlens.store.runinfo import freeze, read_info, write_info
+from kvlens.store.runinfo import Lease, freeze, read_info, write_info
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
 

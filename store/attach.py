@@ -15,15 +15,24 @@ from typing import Any
 import duckdb
 from pydantic import ValidationError
 
+from kvlens.files import ordinary
 from kvlens.meta import RunMeta
 from kvlens.store import queries
 from kvlens.store.amend import is_outstanding
 from kvlens.store.columnrules import MOST_META
-from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnmadeTrace, UnreadableRun
-from kvlens.store.files import is_held, ordinary
+from kvlens.store.errors import (
+    DamagedTrace,
+    MemoryShort,
+    RunBusy,
+    SchemaTooNew,
+    TraceError,
+    UnmadeTrace,
+    UnreadableRun,
+    sentence,
+)
 from kvlens.store.guarded import guarded
 from kvlens.store.integrity import check_columns, check_rows
-from kvlens.store.runinfo import read_info, run_dir, sentence
+from kvlens.store.runinfo import is_held, read_info, run_dir
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
 from kvlens.store.versions import meta_now, relations, tables_of
 

@@ -11,10 +11,9 @@ import pandas as pd
 from kvlens.store.about import About, read_about
 from kvlens.store.catalogueentry import ABOUT, FLAGS, NUMBERS, TEXTS, UNREADABLE, Entry
 from kvlens.store.errors import TraceError
-from kvlens.store.files import is_held
 from kvlens.store.outcomefacts import OutcomeFacts, stored_facts, trace_stamp
 from kvlens.store.runcatalogue import catalogue_of
-from kvlens.store.runinfo import CREATED_US, SUMMARY, read_info
+from kvlens.store.runinfo import CREATED_US, SUMMARY, is_held, read_info
 
 _ALIVE = ("created", "running", "finalizing")
 

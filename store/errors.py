@@ -87,3 +87,16 @@ class RunBusy(TraceError):
 
 class NotRecorded(TraceError):
     """The trace can be read and lacks a value that the reader was asked for."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, or its class where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of a foreign error, short enough to stand inside one sentence of ours."""
+    if isinstance(error, TraceError):
+        return str(error).rstrip(".")
+    return first_line(error)[:200]

@@ -24,14 +24,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from kvlens.files import discard
 from kvlens.refusal import Refusal
 from kvlens.rows import HEAD_COLUMNS
 from kvlens.store import chrometrace, lensqueries, queries
 from kvlens.store.attach import unreadable
-from kvlens.store.errors import TraceError
-from kvlens.store.files import discard
+from kvlens.store.errors import TraceError, sentence
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import config_hash, sentence
+from kvlens.store.runinfo import config_hash
 from kvlens.store.schema import UNITS
 
 FORMATS = ("csv", "parquet", "json")

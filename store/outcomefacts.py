@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kvlens.files import read_plain
 from kvlens.meta import RunMeta
-from kvlens.store.files import read_plain
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.versions import meta_now
 from kvlens.text.plaintext import visible

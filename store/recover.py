@@ -11,13 +11,13 @@ from typing import Any
 
 import duckdb
 
+from kvlens.files import ordinary
 from kvlens.store import queries, walmend
 from kvlens.store.attach import check_tables, linked, read_meta, stored_steps, unmade, unreadable
-from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
-from kvlens.store.files import Lease, ordinary
+from kvlens.store.errors import RunBusy, TraceError, UnreadableRun, sentence
 from kvlens.store.guarded import guarded
 from kvlens.store.outcomefacts import facts_entry
-from kvlens.store.runinfo import freeze, read_info, run_dir, sentence, write_info
+from kvlens.store.runinfo import Lease, freeze, read_info, run_dir, write_info
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
 

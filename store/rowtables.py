@@ -14,8 +14,8 @@ import pyarrow as pa
 from kvlens.records import StepRecord
 from kvlens.rows import EVENT_KINDS, JournalRow
 from kvlens.store.errors import TraceError
-from kvlens.store.runinfo import clean_text
 from kvlens.store.schema import PHASE_COLUMNS
+from kvlens.text.plaintext import clean_text
 
 _ARROW = {
     "FLOAT": pa.float32(),

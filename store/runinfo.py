@@ -1,28 +1,33 @@
-"""``runs/<uid>/run.json``: what a run is and how far it got, replaced atomically so that a reader never sees half of
-it."""
+"""``runs/<uid>/run.json``, what a run is and how far it got, replaced atomically so that readers never see half of it;
+and the lease of the writer of the run.
+
+A run has one writer: it holds the lease, an advisory lock on ``runs/<uid>/lock`` that the kernel frees when its holder
+dies, however it dies. A process id would not do: ids are reused. The id written into the file is for display only.
+POSIX only, local file systems only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from kvlens.files import KEPT_MODE, write_file
-from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import ordinary, read_plain, replace_plain
+from kvlens.files import FILE_MODE, KEPT_MODE, PLAIN, ordinary, read_plain, replace_plain, write_file
+from kvlens.store.errors import RunBusy, RunNotFound, TraceError, UnreadableRun, first_line
+from kvlens.text.plaintext import clean_text, plain
 
 _UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")
-_MAX_INFO_BYTES = 16 << 20
+#: A probe by a reader holds a shared lock for an instant; a writer that meets one tries again for so long.
+_RETRY_S = 0.25
 
 #: The summary fields of run.json and what each holds, in the order of ``list_runs``.
 SUMMARY: dict[str, type] = {
@@ -96,31 +101,6 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: NumPy scalars and arrays, paths, sets become plain; not-finite floats become
-    null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((plain(item) for item in value), key=str)
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    return clean_text(str(value))
-
-
-def clean_text(text: str) -> str:
-    """`text` with lone surrogates replaced: neither UTF-8 nor DuckDB can hold them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def first_info(meta: dict[str, Any]) -> dict[str, Any]:
     """run.json of a run that begins, from its meta."""
     return {
@@ -157,28 +137,16 @@ def read_info(folder: Path) -> dict[str, Any]:
     """run.json of a run, or UnreadableRun with the reason."""
     uid = folder.name
     try:
-        info = json.loads(read_plain(folder / "run.json", _MAX_INFO_BYTES).decode("utf-8"))
+        info = json.loads(read_plain(folder / "run.json").decode("utf-8"))
     except FileNotFoundError as error:
         raise UnreadableRun(f"Run {uid} has no run.json; restore the file from a copy.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableRun(
-            f"run.json of run {uid} cannot be read ({_brief(error)}); restore it from a copy."
+            f"run.json of run {uid} cannot be read ({first_line(error)}); restore it from a copy."
         ) from error
     if not isinstance(info, dict) or not isinstance(info.get("status"), str):
         raise UnreadableRun(f"run.json of run {uid} does not describe a run; restore it from a copy.")
     return info
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
-
-
-def sentence(error: BaseException) -> str:
-    """The first line of a foreign error, short enough to stand inside one sentence of ours."""
-    if isinstance(error, TraceError):
-        return str(error).rstrip(".")
-    return _brief(error)[:200]
 
 
 def freeze(folder: Path) -> None:
@@ -192,3 +160,66 @@ def freeze(folder: Path) -> None:
 def config_hash(config: Any) -> str:
     """Identifies a method's configuration across runs."""
     return hashlib.sha256(json.dumps(plain(config), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Lease:
+    """The right to write one run. Holds until ``release`` or the end of the process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "lock"
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | PLAIN, FILE_MODE)
+        except OSError as error:
+            raise TraceError(
+                f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder."
+            ) from error
+        deadline = time.monotonic() + _RETRY_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
+                holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(self._fd)
+                raise RunBusy(
+                    f"Run {run_dir.name} is in use by another process (pid {holder}); wait until it ends or "
+                    f"choose another run."
+                ) from error
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:  # a full disk: the lock itself holds, only the display is lost
+            pass
+
+    def release(self) -> None:
+        """Gives the run back; harmless when done twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether some process, this one included, is writing the run now."""
+    try:
+        fd = os.open(run_dir / "lock", os.O_RDONLY | PLAIN)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)

@@ -23,9 +23,9 @@ from kvlens.store.guarded import guarded
 from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
 from kvlens.store.rollup import stored_checks
 from kvlens.store.rowtables import moved_bytes, rows_table
-from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, SCHEMA_VERSION, statements
 from kvlens.store.versions import upgrades
+from kvlens.text.plaintext import clean_text, plain
 
 
 def put_surprisals(con: duckdb.DuckDBPyConnection, nats: np.ndarray, prompt_tokens: int) -> None:

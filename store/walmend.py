@@ -13,8 +13,7 @@ from pathlib import Path
 
 import duckdb
 
-from kvlens.files import FOLDER_MODE
-from kvlens.store.files import ordinary
+from kvlens.files import FOLDER_MODE, ordinary
 from kvlens.store.guarded import guarded
 
 #: Where a damaged log stays, for whoever can make more of it.

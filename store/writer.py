@@ -21,11 +21,10 @@ from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
 from kvlens.records import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
-from kvlens.store.errors import MemoryShort, RunBusy, TraceError
-from kvlens.store.files import Lease
+from kvlens.store.errors import MemoryShort, RunBusy, TraceError, sentence
 from kvlens.store.flusher import Flusher
 from kvlens.store.outcomefacts import OutcomeFacts, facts_entry
-from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
+from kvlens.store.runinfo import Lease, check_uid, first_info, freeze, new_uid, now, save_prompt, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
 from kvlens.store.tracefile import TraceFile
 

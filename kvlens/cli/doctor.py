@@ -68,11 +68,10 @@ def model_check(name: str) -> Check:
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
     from kvlens.models.device import AUTO, settle
-    from kvlens.runs.fingerprint import fingerprint
     from kvlens.runs.modelcheck import EQUAL, check_model
 
     loaded = load(name, settle(AUTO), "float32")
-    verdict = check_model(Engine(loaded), fingerprint(loaded))
+    verdict = check_model(Engine(loaded), loaded.fingerprint())
     return Check(f"{name} equals its generate", verdict.verdict == EQUAL, verdict.sentence)
 
 

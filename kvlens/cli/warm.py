@@ -70,7 +70,6 @@ def keep_model() -> None:
     from kvlens.models import find
     from kvlens.models.device import host_bytes
     from kvlens.models.find import default_model
-    from kvlens.runs.fingerprint import fingerprint
 
     name = default_model()
     files = find.files_of(name)  # nothing is converted here: a first run shows how far that is
@@ -81,7 +80,7 @@ def keep_model() -> None:
     torch.set_num_threads(1)
     try:
         loaded = load(name)
-        fingerprint(loaded)
+        loaded.fingerprint()
     except Exception:  # a model that is not whole, too little memory: a run meets it too and says so
         return
     finally:

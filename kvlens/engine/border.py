@@ -1,6 +1,6 @@
 """The border between the engine and a method: every hook is called here and nowhere else.
 
-The border passes a hook its tensors and compares them afterwards (unchanged.py): a hook that changes one in place is
+The border passes a hook its tensors and compares them afterwards (holdings.py): a hook that changes one in place is
 refused. It checks what the hook returns (outputs.py), once. It turns whatever a hook raises, SystemExit included, into
 a MethodFault that names the method and the hook; refusals (ValueError while the prompt is placed), shortages of the
 machine and a person's Ctrl-C pass as they are. A hook that does not end is interrupted (kvlens/hangs.py).
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ import torch
 from kvlens import interrupts
 from kvlens.budget import BudgetAccount, BudgetInfeasible
 from kvlens.engine import outputs
-from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, refuse_broken, tensors_of, weights_of
-from kvlens.engine.marks import Mark
+from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, tensors_of
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.layout import Layout
 from kvlens.memory.memory import Memory
@@ -81,13 +80,13 @@ class Border:
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         self._prompt = tensors_of(prompt)
-        weights = [] if prompt.inputs is None else weights_of(prompt.inputs.modules)
+        weights = [] if prompt.inputs is None else _weights_of(prompt.inputs.modules)
         self.holdings.lend(weights)
         handed = (*self._prompt, *(("weights of the model", weight) for weight in weights))
         try:
             answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), handed, refuses=True)
         except MethodFault:
-            refuse_broken(prompt)
+            _refuse_broken(prompt)
             raise
         layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
@@ -233,3 +232,14 @@ def _overridden(method: Method) -> frozenset[str]:
     return frozenset(
         name for name in hooks if getattr(getattr(method, name), "__func__", None) is not getattr(Selecting, name)
     )
+
+
+def _weights_of(modules: Sequence[Any]) -> list[torch.Tensor]:
+    """Parameters and buffers of the model's modules that a method is handed."""
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+def _refuse_broken(prompt: Prefilled) -> None:
+    """Raises ValueError if the model itself computed no finite keys and values."""
+    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
+        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

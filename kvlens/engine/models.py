@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kvlens.engine import modelfiles
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle, uncollected
 from kvlens.models.errors import UnsupportedModel
@@ -90,6 +91,10 @@ class LoadedModel:
         """The output that these tokens are, as a run's meta has it."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def fingerprint(self) -> str:
+        """Return which model was loaded, as a run's meta has it."""
+        return modelfiles.fingerprint(self.model, self.name, self.origin)
+
     @property
     def info(self) -> dict[str, Any]:
         config = self.model.config
@@ -164,7 +169,6 @@ def load(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import logging
 
-    from kvlens.engine import wholeness
     from kvlens.engine.hf_attention import ATTENTION
     from kvlens.shortage import shortage
 
@@ -176,15 +180,15 @@ def load(
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         if Path(source).is_dir():
-            wholeness.check_files(Path(source), name)
+            modelfiles.check_files(Path(source), name)
             check_memory(Path(source), name, dtype)
         config = AutoConfig.from_pretrained(source, **safe)
         check_supported(config, name)
-        wholeness.check_config(config, name)
+        modelfiles.check_config(config, name)
         # AutoTokenizer takes the family's own class, which would put its split in place of the one the file has.
         converted = (Path(source) / PROVENANCE).is_file()
         tokenizer = (PreTrainedTokenizerFast if converted else AutoTokenizer).from_pretrained(source, **safe)
-        wholeness.check_vocabulary(tokenizer, config, name)
+        modelfiles.check_vocabulary(tokenizer, config, name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -196,7 +200,7 @@ def load(
             **safe,
         )
         model, info = loaded
-        wholeness.check_loaded(model, info, name)
+        modelfiles.check_loaded(model, info, name)
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a stranger's files make transformers raise
@@ -204,7 +208,7 @@ def load(
             raise
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise UnsupportedModel(absent(name)) from error
-        raise UnsupportedModel(f"model '{name}' could not be loaded: {wholeness.first_line(error)}.") from error
+        raise UnsupportedModel(f"model '{name}' could not be loaded: {modelfiles.first_line(error)}.") from error
     model.to(place).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     return describe_model(name, model, tokenizer)

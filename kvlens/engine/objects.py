@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvlens.engine import wholeness
+from kvlens.engine import modelfiles
 from kvlens.engine.models import DTYPES, LoadedModel, check_supported, describe_model
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
@@ -36,7 +36,7 @@ def adopt(model: Any, tokenizer: Any, name: str | None = None) -> LoadedModel:
     config: Any = model.config
     called = name or str(getattr(config, "_name_or_path", "") or "") or UNNAMED
     check_supported(config, called)
-    wholeness.check_config(config, called)
+    modelfiles.check_config(config, called)
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"'{called}' ({type(model).__name__}) has no language-model head: load it with "
@@ -45,8 +45,8 @@ def adopt(model: Any, tokenizer: Any, name: str | None = None) -> LoadedModel:
     if tokenizer is None:
         raise TokenizerMissing(f"the model object '{called}' came without a tokenizer: pass tokenizer= as well.")
     _check_place(model, called)
-    wholeness.check_vocabulary(tokenizer, config, called)
-    wholeness.check_loaded(model, {}, called)
+    modelfiles.check_vocabulary(tokenizer, config, called)
+    modelfiles.check_loaded(model, {}, called)
     return describe_model(called, model, tokenizer, OBJECT)
 
 

@@ -8,11 +8,11 @@ import os
 import secrets
 from pathlib import Path
 
+from kvlens.files import read_plain, replace_plain
 from kvlens.ledger.account import LossLedger
 from kvlens.ledger.frontier import Frontier
-from kvlens.store.errors import TraceError
-from kvlens.store.files import read_plain, replace_plain
-from kvlens.store.runinfo import run_dir, sentence
+from kvlens.store.errors import TraceError, sentence
+from kvlens.store.runinfo import run_dir
 
 FILE = "ledger.json"
 FORMAT = 2

@@ -3,8 +3,8 @@ place in the cold tier."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,10 +16,10 @@ from kvlens.link.transfers import TransferLog
 from kvlens.memory.arrivals import Arrivals
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.evictions import Evictions, token_names
+from kvlens.memory.evictions import Evictions
 from kvlens.memory.hot_tier import HotTier, Pool
-from kvlens.memory.log import MemoryLog
-from kvlens.memory.placement import Placement
+from kvlens.memory.log import MemoryLog, cuts, owners
+from kvlens.memory.placement import Kept, Placement
 from kvlens.memory.recall import Recaller
 from kvlens.memory.slots import FREE, ROLE, SpanTable
 from kvlens.rows import SpanRow
@@ -42,7 +42,7 @@ class Allocator:
         self,
         hot: HotTier,
         spans: SpanTable,
-        evictions: Evictions,
+        evictions: Evictions | None,
         counterfactual: Counterfactual | None,
         transfers: TransferLog,
         log: MemoryLog,
@@ -93,43 +93,28 @@ class Allocator:
                 else:
                     yield layer.gather(1, index[row].unsqueeze(-1).expand(-1, -1, layer.shape[-1]))
 
-        spans, role = token_names(placement, position, ids)
+        spans, role = placement.name_tokens(position, ids)
         zone = "kept" if pool.bag is None else "window"
         pool.append(zone, chosen(keys[pool.index]), chosen(values[pool.index]), position, spans, role)
         pool.gaps |= bool((position < 0).any())
         if pool.dense:
             self._spans.is_hot[pool.index][:, :, torch.tensor(ids, dtype=torch.long, device=keys.device)] = True
-        if pool.bag is not None:
+        if self._evictions is not None:
             self._evictions.count(pool, spans.expand(size), role.expand(size))
 
     def rename(self, pool: Pool, placement: Placement, start: int, end: int, ids: list[int]) -> None:
         """Give positions [start, end) of the window their new names in their slots."""
         positions = torch.arange(start, end, device=pool.role.device)
         slots = pool.window_slots(start, end)
-        spans, role = token_names(placement, positions, ids)
+        spans, role = placement.name_tokens(positions, ids)
         pool.span[:, :, slots] = spans.to(torch.int32)
         pool.role[:, :, slots] = role.to(torch.uint8)
         self._spans.is_hot[pool.index][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
-    def place(
-        self,
-        placement: Placement,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        start: int,
-        ids: list[int],
-        cause: str,
-        host: Callable[[], HostSide],
-    ) -> None:
-        """Place coarse entries, and spans in the cold tier. keys, values [L, H_kv, m, D] from `start` on; cause: of the
-        transfers; host: returns the host's side, and makes it for the first span that leaves the device."""
-        if placement.coarse:
-            self._summarise(placement, ids)
-        if placement.offload:
-            self._offload(placement, keys, values, start, ids, cause, host())
-
-    def _summarise(self, placement: Placement, ids: list[int]) -> None:
-        """Write the coarse entries into their slots."""
+    def summarise(self, placement: Placement, ids: list[int]) -> None:
+        """Write the coarse entries into their slots, if there are any."""
+        if not placement.coarse:
+            return
         assert placement.coarse_keys is not None
         assert placement.coarse_values is not None
         device = self._spans.starts.device
@@ -150,7 +135,7 @@ class Allocator:
                 keys, values = placement.coarse_keys[pool.index], placement.coarse_values[pool.index]
                 pool.append("coarse", keys, values, begins[which], spans, role)
 
-    def _offload(
+    def offload(
         self,
         placement: Placement,
         keys: torch.Tensor,
@@ -160,7 +145,8 @@ class Allocator:
         cause: str,
         host: HostSide,
     ) -> None:
-        """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form."""
+        """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form. keys,
+        values [L, H_kv, m, D] from `start` on; cause: of the transfers."""
         codec, shape = placement.codec, self._hot.shape
         cold, layers = host.cold, host.cold.layers
         assert codec is not None
@@ -181,3 +167,61 @@ class Allocator:
         for cut in cuts:
             self._log.event("offload", span=cut.span, value=float(cut.end - cut.start))
         ticket.wait()
+
+    # ---- what a placement loses, for the log
+    def log_losses(self, placement: Placement, ids: list[int], end: int) -> None:
+        """Log what the ranking dropped of the positions below `end`; of spans that are partial for some KV heads, the
+        heads that have nothing left (evict); and of partial and cold spans, the heads that keep all of them on the
+        device (kept)."""
+        retained = placement.kept
+        owner = owners(placement, ids, range(len(ids)), end)
+        self._log.cuts(partial(cuts, self._unchanging(retained), owner, self._log.step))
+        if placement.cold is not None:
+            self._log_thinned(placement, placement.cold, ids, end)
+        layers, heads = retained.positions.shape[:2]
+        away = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
+        if (layers, heads) == (1, 1) or not away:
+            return
+        spans, role = placement.name_tokens(retained.positions, ids)
+        remaining = torch.zeros(layers, heads, self._spans.capacity, dtype=torch.long, device=spans.device)
+        span_ids = np.array([span for span, _ in away])
+        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).cpu().numpy()[:, :, span_ids]
+        empty = (counts == 0) & np.array([state == "partial" for _, state in away])
+        whole = ~empty & (counts == self._spans.host_lengths[span_ids])
+        for layer in range(layers):
+            head, place = np.nonzero(empty[layer] | whole[layer])
+            kinds = np.where(empty[layer][head, place], "evict", "kept").tolist()
+            head_numbers = head if heads > 1 else np.full(len(head), None)
+            self._log.events_of(kinds, layer if layers > 1 else None, head_numbers, span_ids[place])
+
+    def _unchanging(self, retained: Kept) -> Kept:
+        """Return what can be read at the end of a step: by then a method may have changed the scores that it handed
+        over. Those of the prompt's placement are read at once."""
+        if self._log.step < 0:
+            return retained
+        score = None if retained.score is None else retained.score.clone()
+        return replace(retained, positions=retained.positions.clone(), score=score)
+
+    def _log_thinned(self, placement: Placement, cold: Kept, ids: list[int], end: int) -> None:
+        """Log what of the offloaded spans did not go to the cold tier, and the KV heads that have nothing there
+        (evict)."""
+        owner = owners(placement, ids, placement.offload, end)
+        self._log.cuts(partial(cuts, self._unchanging(cold), owner, self._log.step))
+        size = self._hot.shape.layers, self._hot.shape.kv_heads
+        moved = cold.mask(end).cpu().long()
+        counts = torch.zeros(*moved.shape[:2], self._spans.capacity + 1, dtype=torch.long)
+        counts.index_add_(2, torch.where(owner < 0, self._spans.capacity, owner), moved)
+        span_ids = np.array([ids[number] for number in placement.offload], np.int64)
+        empty = (counts.expand(*size, -1)[..., span_ids] == 0).numpy()
+        for layer in range(size[0]):
+            place, head = np.nonzero(empty[layer].T)
+            self._log.events_of("evict", layer, head, span_ids[place])
+
+    def log_dense(self, placement: Placement, ids: list[int]) -> None:
+        """Log that dense layers keep all of the spans that others give away."""
+        away = [span for span, state in zip(ids, placement.states, strict=True) if state != "resident"]
+        for pool in self._hot.pools if away else ():
+            whole = len(pool.heads) == self._hot.shape.kv_heads
+            heads = np.array([None] if whole else list(pool.heads), object)
+            for layer in pool.layers if pool.dense else ():
+                self._log.events_of("kept", layer, heads.repeat(len(away)), np.tile(away, len(heads)))

@@ -117,37 +117,6 @@ def no_recalls(shape: KVShape) -> dict[str, np.ndarray]:
     return counts | {"ideal_bytes": np.full(size, np.nan)}
 
 
-def bag_cuts(
-    step: int,
-    units: Sequence[tuple[int, int]],
-    alike: bool,
-    spans: np.ndarray,
-    where: np.ndarray,
-    candidates: int,
-    score: np.ndarray | None,
-    cut: np.ndarray | None,
-) -> list[CutRow]:
-    """One row per (layer, KV head) of `units`, of the token that gave way there; spans, where (positions), score and
-    cut [L, H_kv]."""
-    unit, nothing = np.ones(1, np.int32), np.full(1, np.nan, np.float32)
-    return [
-        CutRow(
-            step,
-            None if alike else layer,
-            None if alike else head,
-            candidates,
-            max(candidates - 1, 0),
-            float("nan") if cut is None else float(cut[layer, head]),
-            spans[layer, head : head + 1].astype(np.int32),
-            unit,
-            where[layer, head : head + 1].astype(np.int32),
-            unit * candidates,
-            nothing if score is None else score[layer, head : head + 1].astype(np.float32),
-        )
-        for layer, head in units
-    ]
-
-
 def owners(placement: Placement, ids: list[int], selected: Iterable[int], end: int) -> torch.Tensor:
     """Return int64 [end]: the id of the chosen span that each position is in, -1 where none is."""
     owner = torch.full((end,), -1, dtype=torch.long)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from kvlens.budget import BudgetAccount
-from kvlens.kernels.attend import runs_on
 from kvlens.link.host_link import HostLink, Link
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.allocator import Allocator, HostSide
@@ -68,11 +67,10 @@ class Memory:
         """slots for recalled spans that KV heads share, a set for each shared zone"""
         self.under_way: dict[int, list[Arrival]] = {}
         """of the layers whose attention has to wait for copies"""
-        self.evictions = Evictions(self.hot, self.spans, self.log)
+        self.evictions = Evictions(self.hot, self.spans, self.log) if layout.bag else None
         self._allocator = Allocator(self.hot, self.spans, self.evictions, counterfactual, transfers, self.log)
-        backend = runs_on(self.hot.example, biased=True)
         self.reads = Reads(
-            layout, self.hot, self.shared, self.spans, self.packed, self.distance, counterfactual, self.log, backend
+            layout, self.hot, self.shared, self.spans, self.packed, self.distance, counterfactual, self.log
         )
         account.hold("hot", *self.hot.tensors())
         if self.shared:
@@ -103,9 +101,11 @@ class Memory:
             self.packed.place(placement, prompt, ids)
         elif self.packed is not None:
             self.packed.place(self.hot.pools, self._rows(ids), prompt, start)
-        self._allocator.place(placement, keys, values, 0, ids, "offload", lambda: self.host)
-        self.evictions.log_losses(placement, ids, end)
-        self.evictions.log_dense(placement, ids)
+        self._allocator.summarise(placement, ids)
+        if placement.offload:
+            self._allocator.offload(placement, keys, values, 0, ids, "offload", self.host)
+        self._allocator.log_losses(placement, ids, end)
+        self._allocator.log_dense(placement, ids)
         if self.counterfactual is not None:
             self.counterfactual.place(self.hot, prompt)
         if self._has_host:
@@ -124,7 +124,9 @@ class Memory:
             self.account.hold("leaving", keys, values)
             for pool in moving:
                 self._allocator.keep(pool, placement, keys, values, start, ids)
-            self._allocator.place(placement, keys, values, start, ids, "leave", lambda: self.host)
+            self._allocator.summarise(placement, ids)
+            if placement.offload:
+                self._allocator.offload(placement, keys, values, start, ids, "leave", self.host)
             self.account.release("leaving")
         for pool in moving:
             pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
@@ -132,7 +134,7 @@ class Memory:
         for pool in self.hot.pools:
             if pool.dense:
                 self._allocator.rename(pool, placement, start, end, ids)
-        self.evictions.log_dense(placement, ids)
+        self._allocator.log_dense(placement, ids)
         self.hot.oldest = end
 
     def _rows(self, ids: list[int]) -> list[SpanRow]:
@@ -140,6 +142,7 @@ class Memory:
 
     def name(self, placement: Placement) -> None:
         """Give tokens of a bag to the placement's spans from now on, in whatever slots they are. Nothing moves."""
+        assert self.evictions is not None, "the window is no bag"
         self.evictions.name(self._allocator.open_spans(placement), placement.roles)
 
     # ------------------------------------------------------------------------------------------------------ decoding
@@ -158,11 +161,10 @@ class Memory:
         self.advance(position)
         if self.packed is not None:
             self.packed.values_to(self.hot.pools, position - self.packed.form.residual)
-        if self.layout.bag:
+        if self.evictions is not None:
             self.evictions.take(position)
-        for pool in self.hot.pools:
-            if pool.bag is None:
-                pool.take_window(position, position + 1, WINDOW)
+        for pool in self.hot.pools if self.evictions is None else ():
+            pool.take_window(position, position + 1, WINDOW)
         if self.counterfactual is not None:
             for kind, layer, kv_head, span, tokens in self.counterfactual.start_step(self.hot, self.log.step, position):
                 self.log.event(kind, layer, kv_head, span, tokens)

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kvlens.memory.evictions import token_names
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
@@ -180,7 +179,7 @@ class PackedKept(PackedTokens):
             missing = self._tables[layer].shape[2] - retained.shape[1]
             retained = F.pad(retained, (0, missing), value=-1) if missing > 0 else retained
             self.is_ragged |= bool((retained < 0).any())
-            span, role = token_names(placement, retained.contiguous(), ids)
+            span, role = placement.name_tokens(retained, ids)
             keys, width = self._put(layer, retained, prompt.keys[layer], prompt.values[layer]), self.width(layer)
             self._tables[layer][0], self._tables[layer][1] = retained[:, :width], span[:, :width]
             self._roles[layer].copy_(role[:, :width])

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from kvlens.link.codec import Codec
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.spans import Span
 
 
@@ -101,6 +102,16 @@ class Placement:
     coarse_spans: torch.Tensor | None = None
     """int64 [L, H_kv, entries], where KV heads have other entries, or several of one span: to which of `spans` each
     belongs. For a layout that is `weighted`. None: one entry for each of `coarse`"""
+
+    def name_tokens(self, positions: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return span ids and role codes of positions, by the spans' ranges; FREE where there is no position. ids: of
+        the spans."""
+        device = positions.device
+        starts = torch.tensor([span.tok_start for span in self.spans], device=device)
+        row = (torch.searchsorted(starts, positions.contiguous(), right=True) - 1).clamp(min=0)
+        codes = torch.tensor([ROLE[role] for role in self.roles], device=device)
+        nothing = positions < 0
+        return torch.tensor(ids, device=device)[row].masked_fill(nothing, 0), codes[row].masked_fill(nothing, FREE)
 
 
 @dataclass

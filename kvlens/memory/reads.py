@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
+from kvlens.kernels.attend import runs_on
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
@@ -17,7 +19,7 @@ from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots, SpanTable
+from kvlens.memory.slots import EXACT, FREE, ROLE, SharedSlots, Slots, SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
 
@@ -92,8 +94,7 @@ def unheld_share(slots: Slots, held: int, members: torch.Tensor, entries: int) -
 
 class Reads:
     """Reads the tables that the memory writes and owns; holds nothing of its own. packed None: no tokens are packed;
-    distance None: keys are seen where they are; counterfactual None: nothing is held or dropped. by: makes the biases.
-    """
+    distance None: keys are seen where they are; counterfactual None: nothing is held or dropped."""
 
     def __init__(
         self,
@@ -105,11 +106,15 @@ class Reads:
         distance: Distance | None,
         counterfactual: Counterfactual | None,
         log: MemoryLog,
-        by: Backend,
     ) -> None:
         self._layout, self.hot, self._shared, self.spans, self._packed = layout, hot, shared, spans, packed
         self._distance, self._counterfactual, self.log = distance, counterfactual, log
-        self.by, self._group = by, hot.shape.group
+        self._group = hot.shape.group
+
+    @cached_property
+    def by(self) -> Backend:
+        """What makes the biases: looked up for the first layer that has one."""
+        return runs_on(self.hot.example, biased=True)
 
     def part(
         self, layer: int, selection: Selection | None, part: int = 0
@@ -221,3 +226,19 @@ class Reads:
         live = self.slots(layers.start, bias, part).role.shape[1]
         rows = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
         return Slots(*(tensor[rows, :, :live] for tensor in pool.tensors()))
+
+    def in_order(self, positions: int) -> bool:
+        """Return whether every token of a run of so many positions stays exactly in the slot of its position, alike in
+        all KV heads."""
+        pool = self.hot.pools[0]
+        if len(self.hot.pools) > 1 or pool.dense or pool.bag is not None or self._layout.shared:
+            return False
+        if self._packed is not None or self._distance is not None or self._counterfactual is not None:
+            return False
+        zones, n = pool.zones, self.hot.newest + 1
+        if zones.coarse or zones.recall or pool.gaps or pool.used["kept"] != zones.kept or zones.slots < positions:
+            return False
+        tables = pool.position[:, :, :n], pool.role[:, :, :n], pool.span[:, :, :n]
+        ordered = bool((tables[0] == torch.arange(n, device=tables[0].device)).all())
+        exact = torch.isin(tables[1], torch.tensor(EXACT, dtype=torch.uint8, device=tables[1].device))
+        return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)

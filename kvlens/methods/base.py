@@ -12,8 +12,9 @@ from abc import ABC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.budget import BudgetInfeasible
+from kvlens.decisions import Decided
 from kvlens.methods.faults import HookChecks
-from kvlens.methods.hooks import Decided, FactorForm, Lifecycle, Needs, Note, Placing, Selecting
+from kvlens.methods.hooks import FactorForm, Lifecycle, Needs, Note, Placing, Selecting
 from kvlens.methods.wrappers import Lending
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters, Tokens
+from kvlens.methods.families.token_shares import allocate
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
@@ -73,7 +72,7 @@ class Cake(PromptEviction):
             return super().tokens(prompt, total)
         ranked = self.context.prompt_tokens - max(min(p.window, n) - self.last, 0)
         preference = [self._preference(self._paid(prompt, layer, ranked)) for layer in range(layers)]
-        counts = kept_tokens.allocate(preference, total, min(p.window, n), n)
+        counts = allocate(preference, total, min(p.window, n), n)
         self.note("layer_preference", torch.tensor(preference))
         self.note("layer_budget_tokens", torch.tensor(counts, dtype=torch.float32))
         return [[count] for count in counts]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
+from kvlens.methods.families.prompt_eviction import Tokens
 from kvlens.methods.families.retrieval_heads import HeadMap, head_map
+from kvlens.methods.families.token_shares import allocate
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
@@ -95,7 +95,7 @@ class HeadKV(SnapKV):
         window, heads = min(p.window, n), shape.kv_heads
         each = total / shape.layers - window
         floor = window + int(each - each / p.beta)
-        counts = kept_tokens.allocate(self._scores(), total * heads, floor, n)
+        counts = allocate(self._scores(), total * heads, floor, n)
         layer_counts = [counts[layer * heads : (layer + 1) * heads] for layer in range(shape.layers)]
         for layer, row in enumerate(layer_counts):
             self.note("head_budget_tokens", torch.tensor(row, dtype=torch.float32), layer)

@@ -92,19 +92,6 @@ class Note:
     kv_head: int | None
 
 
-@dataclass(frozen=True)
-class Decided:
-    """A decision that a method made between steps; see kvlens.decisions.Decisions."""
-
-    kind: str
-    """one of kvlens.decisions.DECISION_KINDS"""
-    candidates: int
-    selected: int
-    """of the candidates"""
-    score: float
-    cut: float
-
-
 @dataclass
 class WindowLeave:
     """Positions [start, end) leave the window and go where `placement` says."""
@@ -132,6 +119,7 @@ class BagChange:
         if self.opened is not None:
             memory.name(self.opened)
         if self.evicted is not None:
+            assert memory.evictions is not None, "the window is no bag"
             memory.evictions.evict(self.evicted)
 
 

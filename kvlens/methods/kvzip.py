@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters, Tokens
 from kvlens.methods.hooks import Needs, SecondReading
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled

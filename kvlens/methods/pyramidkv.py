@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
+from kvlens.methods.families.prompt_eviction import Tokens
+from kvlens.methods.families.token_shares import round_shares
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
@@ -64,7 +64,7 @@ class PyramidKV(SnapKV):
             counts = [window + c for c in falling_by_whole_steps(total // layers - window, layers, n - window, p.beta)]
         else:
             shares = falling(total / layers - window, layers, n - window, p.beta)
-            counts = [window + c for c in kept_tokens.rounded(shares, total - layers * window)]
+            counts = [window + c for c in round_shares(shares, total - layers * window)]
         self.note("layer_budget_tokens", torch.tensor(counts, dtype=torch.float32))
         return [[count] for count in counts]
 

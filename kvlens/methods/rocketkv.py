@@ -7,7 +7,7 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.families import kept_tokens
+from kvlens.methods.families.prompt_eviction import kept_layout
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
@@ -161,9 +161,9 @@ class RocketKV(SnapKV):
 
     @classmethod
     def _bytes(cls, p: RocketKVParameters, made: Stages, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        tokens = kept_tokens.alike(made.kept, shape.layers)
-        layout = kept_tokens.layout(tokens, p.window, prompt_tokens, max_new, p.page, int(p.peek))
-        index = kept_tokens.index_bytes(shape, made.places, made.chunk) if made.ratio > 1 else 0
+        tokens = [[made.kept]] * shape.layers
+        layout = kept_layout(tokens, p.window, prompt_tokens, max_new, p.page, int(p.peek))
+        index = index_bytes(shape, made.places, made.chunk) if made.ratio > 1 else 0
         return layout.bytes(shape) + index
 
     # ------------------------------------------------------------------------------------------------------- the prompt
@@ -236,3 +236,10 @@ def chunk_weights(
     covered = best_query.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
     scores = best_query @ bound.transpose(-1, -2) * (q.shape[-1] * covered).clamp(min=1e-20).rsqrt()
     return (scores + lengths.log()).softmax(-1) / lengths
+
+
+def index_bytes(shape: KVShape, places: int, chunk: int) -> int:
+    """Device bytes of an index (kept_index.py) over `places` tokens of every KV head in chunks of `chunk`: positions
+    int32, and two extremes per chunk, or one where it is one token."""
+    numbers = -(-places // chunk) * shape.head_dim * (1 + (chunk > 1))
+    return shape.layers * shape.kv_heads * (places * 4 + numbers * shape.itemsize)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters, Tokens, equal_shares
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
@@ -77,7 +75,7 @@ class SimLayerKV(PromptEviction):
         n, layers = self.context.prompt_tokens + self.last, self.context.shape.layers
         least = min(self.params.least, n)
         if prompt is None or total >= n * layers or total < least * layers:
-            return kept_tokens.divided(total, layers)
+            return equal_shares(total, layers)
         laziness = [self._laziness(prompt, layer) for layer in range(layers)]
         counts, spare = [least] * layers, total - least * layers
         for layer in sorted(range(layers), key=lambda index: laziness[index]):

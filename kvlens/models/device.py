@@ -1,15 +1,19 @@
-"""The machine that a run will take: its free host memory, its device, and the import of libraries, part of a run's cold
-start. `expected` asks the machine without loading torch; `settle` asks torch."""
+"""The machine that a run takes: its free host memory, its device, the words that name it in a trace, and the import of
+libraries, part of a run's cold start. `expected` asks the machine without loading torch; `settle` asks torch."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import importlib.util
+import os
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvlens.models.errors import UnsupportedModel
 
@@ -96,3 +100,28 @@ def _settled() -> None:
     if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
         gc.freeze()
         gc.unfreeze()
+
+
+def machine() -> dict[str, Any]:
+    """Return the machine in words that name no host: processor model, cores, system; torch's threads where torch is
+    loaded, and the CUDA device where one was used."""
+    facts: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": (f"{platform.system()} {platform.machine()}"),
+    }
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        facts["threads"] = torch.get_num_threads()
+        if torch.cuda.is_initialized():
+            facts["device"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

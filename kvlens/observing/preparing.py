@@ -11,7 +11,6 @@ from kvlens.engine.objects import UNNAMED, adopt
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.observing.observer import Observer
-from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared
 from kvlens.runs.request import RunRequest
 from kvlens.text.plaintext import TokenStream
@@ -64,4 +63,4 @@ def prepare_observed(loaded: LoadedModel, prompt: Prompt, steps: int) -> tuple[P
         device=str(loaded.model.device),
         dtype=str(loaded.model.dtype).removeprefix("torch."),
     )
-    return Prepared(Engine(loaded), prompt, fingerprint(loaded)), request
+    return Prepared(Engine(loaded), prompt, loaded.fingerprint()), request

@@ -12,34 +12,10 @@ import numpy as np
 import torch
 
 from kvlens.decisions import DECISION_KINDS, NONE, Decisions
-from kvlens.instruments import CutRow
 from kvlens.memory.placement import Selection
-from kvlens.methods.hooks import Decided
 from kvlens.recording.snapshot import DecidedStep
 
 _CORRECTION = DECISION_KINDS.index("correction")
-
-
-def decisions_between(cuts: Sequence[CutRow], decided: Sequence[Decided]) -> Decisions | None:
-    """Return the evictions of `cuts` and what a method decided between steps; None if there is neither."""
-    parts = []
-    if cuts:
-        best = [np.nan if np.isnan(cut.score).all() else np.nanmax(cut.score) for cut in cuts]
-        dropped = np.array([cut.candidates - cut.kept for cut in cuts])
-        columns = {
-            "layer": np.array([NONE if cut.layer is None else cut.layer for cut in cuts]),
-            "kv_head": np.array([NONE if cut.kv_head is None else cut.kv_head for cut in cuts]),
-            "candidates": np.array([cut.candidates for cut in cuts]),
-            "requested": dropped,
-            "granted": dropped,
-            "score": np.array(best),
-            "cut": np.array([cut.cut for cut in cuts]),
-        }
-        parts.append(Decisions.filled(len(cuts), "eviction", "tokens", columns))
-    for each in decided:
-        counts = {"candidates": each.candidates, "requested": each.selected, "granted": each.selected}
-        parts.append(Decisions.filled(1, each.kind, "spans", counts | {"score": each.score, "cut": each.cut}))
-    return Decisions.joined(parts)
 
 
 def decisions_at(step: DecidedStep) -> Decisions | None:

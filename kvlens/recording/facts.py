@@ -12,12 +12,10 @@ import numpy as np
 import torch
 
 from kvlens import instruments
-from kvlens.decisions import Decisions
+from kvlens.decisions import Decided, Decisions, decisions_between
 from kvlens.instruments import CutRow, Loss, SpanKeys, span_key_bytes
 from kvlens.memory.memory import Memory
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.methods.hooks import Decided
-from kvlens.recording.decisions import decisions_between
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.records import StepRecord

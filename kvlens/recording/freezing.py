@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -15,32 +14,7 @@ from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.snapshot import (
-    Attended,
-    DecidedStep,
-    PackedReads,
-    Snapshot,
-    Zooms,
-    join,
-    keeps_all,
-    rank,
-    stack_selections,
-)
-
-
-@dataclass
-class _Seen:
-    """One layer's decision, as the session showed it."""
-
-    layer: int
-    """the model's number"""
-    q: torch.Tensor
-    biases: Sequence[torch.Tensor | None]
-    scaling: float
-    selection: Selection | None
-    frozen: tuple[Attended, torch.Tensor] | None = None
-    """taken at once where the slots are about to be overwritten, in the background or by a later layer: the attention,
-    and which spans were hot"""
+from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
 
 
 class Freezer:
@@ -53,9 +27,9 @@ class Freezer:
         self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
         self.shadow: torch.Tensor | None = None
         """[L, H_kv, n, D]: all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
-        self._whole = not windowed.rings and not forms and keeps_all(memory)
+        self._whole = not windowed.rings and not forms and memory.reads.in_order(memory.positions)
         """every token stays exactly in the slot of its position, of all layers and KV heads alike"""
-        self._seen: list[_Seen] = []
+        self._seen: list[LayerInputs] = []
         self._previous: torch.Tensor | None = None
 
     def watch_keys(self, keys: torch.Tensor, max_new: int) -> None:
@@ -76,7 +50,7 @@ class Freezer:
         scaling: float,
         selection: Selection | None,
     ) -> None:
-        layer_inputs, number = _Seen(layer, q, biases, scaling, selection), self.windowed.own.get(layer)
+        layer_inputs, number = LayerInputs(layer, q, biases, scaling, selection), self.windowed.own.get(layer)
         shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
         if number is not None and (shared or (selection is not None and selection.now is not None)):
             layer_inputs.frozen = (
@@ -127,13 +101,13 @@ class Freezer:
         self._previous, self._seen = q, []
         return shot
 
-    def _alike(self) -> Iterator[tuple[range | None, list[_Seen]]]:
+    def _alike(self) -> Iterator[tuple[range | None, list[LayerInputs]]]:
         """Runs of layers that can be frozen in one go: of one pool, none frozen before, a bias over equally many slots
         or none, and equally many packed tokens. A layer in several parts is a run of its own, and so is one with sink
         logits. With the method's numbers of the layers; None: a windowed layer."""
         packed = self.memory.packed
 
-        def kind(layer_inputs: _Seen) -> tuple[int, int, int, int]:
+        def kind(layer_inputs: LayerInputs) -> tuple[int, int, int, int]:
             number, bias = self.windowed.own.get(layer_inputs.layer), layer_inputs.biases[0]
             if number is None:
                 return -1, -1, -1, layer_inputs.layer
@@ -150,7 +124,7 @@ class Freezer:
     def _form(self, layer: int) -> LayerForm:
         return form_at(self._forms, layer)
 
-    def _freeze_window(self, layer_inputs: _Seen) -> Attended:
+    def _freeze_window(self, layer_inputs: LayerInputs) -> Attended:
         """The attention of a layer that keeps its window: each token belongs to the span that it has elsewhere."""
         layer, bias, owner = layer_inputs.layer, layer_inputs.biases[0], torch.from_numpy(self.memory.spans.owner)
         keys, positions = self.windowed.live(layer)[0], self.windowed.positions(layer)
@@ -231,12 +205,12 @@ class Freezer:
         none = torch.empty(shape.layers, shape.kv_heads, shape.group, 0, device=role.device)
         return Attended(none, None, role, span, position)
 
-    def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
+    def _freeze(self, layers: range, seen: list[LayerInputs]) -> Attended:
         pools = self.memory.hot.parts[layers.start]
         parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
         return parts[0] if len(parts) == 1 else join(parts)
 
-    def _freeze_part(self, pool: Pool, layers: range, seen: list[_Seen], part: int) -> Attended:
+    def _freeze_part(self, pool: Pool, layers: range, seen: list[LayerInputs], part: int) -> Attended:
         biases = [s.biases[part] for s in seen]
         slots = self.memory.reads.together(layers, biases[0], part)
         bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
@@ -247,3 +221,21 @@ class Freezer:
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         share, summarised = stack_selections([s.selection for s in seen], weights, pool.index[1])
         return Attended(weights, bias, role, span, position, share, sink, summarised)
+
+
+def stack_selections(
+    selections: Sequence[Selection | None], weights: torch.Tensor, heads: slice
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the shares by which layers blend their output, of some KV heads of layers with such weights [l, h, G, C],
+    and the positions that the summaries which they read stand for, bool [l, h, G, P]. None: no layer blends its output;
+    summaries stand for whole spans."""
+    blends = [None if selection is None else selection.blend for selection in selections]
+    tables = [None if selection is None else selection.summarised for selection in selections]
+    shares, summarised, whole = None, None, weights.new_ones(weights.shape[1:3])
+    if any(blend is not None for blend in blends):
+        shares = torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
+    example = next((table for table in tables if table is not None), None)
+    if example is not None:
+        each = [(torch.zeros_like(example) if table is None else table)[heads] for table in tables]
+        summarised = torch.stack([table.expand(-1, weights.shape[2], -1) for table in each])
+    return shares, summarised

@@ -11,12 +11,12 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from kvlens.decisions import decisions_between
 from kvlens.instruments import SpanKeys
 from kvlens.memory.memory import Memory
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import RunContext
-from kvlens.recording.decisions import decisions_between
 from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns, span_keys
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch

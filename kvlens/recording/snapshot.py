@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
 from kvlens.kernels.attend import LayerForm
-from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import EXACT, FREE
+from kvlens.memory.slots import FREE
 
 
 @dataclass
@@ -83,6 +82,21 @@ class DecidedStep:
 
 
 @dataclass
+class LayerInputs:
+    """One layer's decision, as the session showed it."""
+
+    layer: int
+    """the model's number"""
+    q: torch.Tensor
+    biases: Sequence[torch.Tensor | None]
+    scaling: float
+    selection: Selection | None
+    frozen: tuple[Attended, torch.Tensor] | None = None
+    """taken at once where the slots are about to be overwritten, in the background or by a later layer: the attention,
+    and which spans were hot"""
+
+
+@dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
 
@@ -139,40 +153,6 @@ class Measured:
     oracle: Oracle | None = None
     oracle_worst: float = 0.0
     decisions: Decisions | None = None
-
-
-def keeps_all(memory: Memory) -> bool:
-    """Return whether every token of the run stays exactly in the slot of its position, alike in all KV heads."""
-    pool = memory.hot.pools[0]
-    if len(memory.hot.pools) > 1 or pool.dense or pool.bag is not None or memory.layout.shared:
-        return False
-    if memory.packed is not None or memory.distance is not None or memory.counterfactual is not None:
-        return False
-    zones, n = pool.zones, memory.hot.newest + 1
-    if zones.coarse or zones.recall or pool.gaps or pool.used["kept"] != zones.kept or zones.slots < memory.positions:
-        return False
-    tables = pool.position[:, :, :n], pool.role[:, :, :n], pool.span[:, :, :n]
-    ordered = bool((tables[0] == torch.arange(n, device=tables[0].device)).all())
-    exact = torch.isin(tables[1], torch.tensor(EXACT, dtype=torch.uint8, device=tables[1].device))
-    return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)
-
-
-def stack_selections(
-    selections: Sequence[Selection | None], weights: torch.Tensor, heads: slice
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the shares by which layers blend their output, of some KV heads of layers with such weights [l, h, G, C],
-    and the positions that the summaries which they read stand for, bool [l, h, G, P]. None: no layer blends its output;
-    summaries stand for whole spans."""
-    blends = [None if selection is None else selection.blend for selection in selections]
-    tables = [None if selection is None else selection.summarised for selection in selections]
-    shares, summarised, whole = None, None, weights.new_ones(weights.shape[1:3])
-    if any(blend is not None for blend in blends):
-        shares = torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
-    example = next((table for table in tables if table is not None), None)
-    if example is not None:
-        each = [(torch.zeros_like(example) if table is None else table)[heads] for table in tables]
-        summarised = torch.stack([table.expand(-1, weights.shape[2], -1) for table in each])
-    return shares, summarised
 
 
 def rank(selection: Selection) -> Ranked | None:

@@ -15,11 +15,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.files import cache_dir
+from kvlens.engine.modelfiles import file_stamp
+from kvlens.files import cache_dir, read_plain, write_plain
 from kvlens.models.device import host_bytes
 from kvlens.runs.checkprompt import check_prompt
-from kvlens.runs.fingerprint import file_stamp
-from kvlens.store.files import read_plain, write_plain
 from kvlens.text.units import si_bytes
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ class Prepared:
     engine: Engine
     prompt: Prompt
     fingerprint: str
-    """of the model, see kvlens.runs.fingerprint"""
+    """of the model, see kvlens.engine.modelfiles"""
     kept: Kept | None = None
     """None: every run reads the prompt itself, or has it from the folder of readings"""
     model_check: ModelCheck | None = None
@@ -219,7 +219,7 @@ def prepare(
     check(request)
     report("load", 0, 1)
     start_time = time.perf_counter()
-    from kvlens.runs.fingerprint import ahead, fingerprint
+    from kvlens.engine.modelfiles import ahead
     from kvlens.runs.modelcheck import first_check
     from kvlens.text.prompts import tokenize
 
@@ -242,7 +242,7 @@ def prepare(
 
     if hashed is not None:
         hashed.join()
-    prepared = Prepared(Engine(loaded), prompt, fingerprint(loaded))
+    prepared = Prepared(Engine(loaded), prompt, loaded.fingerprint())
     if models.named:
         model_check = first_check(prepared.engine, prepared.fingerprint)
         prepared = replace(prepared, model_check=model_check, load_s=time.perf_counter() - start_time)

@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
-from kvlens.files import make_folder
+from kvlens.files import make_folder, read_plain, replace_plain
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.memory import SHARE, attended_share
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
-from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import read_plain, replace_plain
-from kvlens.store.runinfo import check_uid, sentence
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun, sentence
+from kvlens.store.runinfo import check_uid
 from kvlens.text.plaintext import json_text
 
 FOLDER = "races"

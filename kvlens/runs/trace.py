@@ -11,10 +11,9 @@ from kvlens import __version__, tasks
 from kvlens.meta import RunMeta
 from kvlens.metaparts import Held, Machine, ModelInfo
 from kvlens.methods.fitting import stand_ins
-from kvlens.models.device import AUTO
+from kvlens.models.device import AUTO, machine
 from kvlens.records import PrefillRecord, StepRecord
 from kvlens.runs.effects import Lost
-from kvlens.runs.fingerprint import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import Report, RunRequest, default_budget
 from kvlens.shortage import shortage

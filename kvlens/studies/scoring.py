@@ -6,9 +6,9 @@ from typing import Any
 
 from kvlens import tasks
 from kvlens.runs.preparing import Plan
-from kvlens.store.runinfo import plain
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.tasks.encoding import encoding_of
+from kvlens.text.plaintext import plain
 
 
 class Scorer:

@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import read_plain, write_plain
-from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.files import read_plain, replace_plain
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun, sentence
+from kvlens.store.runinfo import check_uid, new_uid, now
 from kvlens.studies.earlier import rename_figures
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
+from kvlens.text.plaintext import plain
 from kvlens.text.prompts import BadPrompt
 
 FOLDER = "study"
@@ -242,9 +243,4 @@ def _end_line(path: Path) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_plain(temporary, data, durable=True)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_plain(path, path.with_name(f".{path.name}.{os.getpid()}"), data, durable=True)

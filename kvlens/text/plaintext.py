@@ -45,6 +45,29 @@ def finite(value: Any) -> Any:
     return value
 
 
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: NumPy scalars and arrays, paths, sets become plain; not-finite floats become
+    null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=str)
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return clean_text(str(value))
+
+
+def clean_text(text: str) -> str:
+    """`text` with lone surrogates replaced: neither UTF-8 nor DuckDB can hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def strict_json(value: Any, **form: Any) -> str:
     """Return JSON that every reader takes, letters as they are. form: keywords of json.dumps."""
     return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, **form)

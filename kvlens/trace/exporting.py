@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 
 from kvlens import __version__
 from kvlens.files import make_folder
-from kvlens.store.errors import TraceError
+from kvlens.store.errors import TraceError, sentence
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import sentence
 from kvlens.store.schema import ORACLE_CODES
 from kvlens.store.versions import source
 from kvlens.text.plaintext import strict_json

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, model_validator
 
+from kvlens.files import read_plain
 from kvlens.metaparts import Sampled
 from kvlens.store.attach import MOST_STEPS, read_value
 from kvlens.store.columnrules import MOST_INTEGER, MOST_META
-from kvlens.store.files import read_plain
 from kvlens.trace.columns import FORMAT, VERSION
 from kvlens.trace.faults import BadTrace, Fault, quote
 

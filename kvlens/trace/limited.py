@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import PACKAGE
-from kvlens.store.errors import TraceError
+from kvlens.store.errors import TraceError, sentence
 from kvlens.store.reader import TraceReader
 from kvlens.store.recover import delete_run
-from kvlens.store.runinfo import new_uid, sentence
+from kvlens.store.runinfo import new_uid
 from kvlens.trace.check import check
 from kvlens.trace.faults import BadTrace, Fault
 from kvlens.trace.importing import import_checked

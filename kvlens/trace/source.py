@@ -15,10 +15,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvlens.files import PLAIN, ordinary
 from kvlens.store import queries
-from kvlens.store.files import PLAIN, ordinary
+from kvlens.store.errors import sentence
 from kvlens.store.guarded import guarded
-from kvlens.store.runinfo import sentence
 from kvlens.trace.columns import TEXT
 from kvlens.trace.faults import BadTrace, Fault, quote
 from kvlens.trace.head import Head, read_head

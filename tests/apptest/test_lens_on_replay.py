@@ -23,8 +23,8 @@ from kvlens.app.ui.home import reading
 from kvlens.app.ui.replay.lensview import more
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.store.files import Lease
 from kvlens.store.reader import TraceReader
+from kvlens.store.runinfo import Lease
 from tests.synthetic import write_synthetic
 
 

@@ -16,7 +16,7 @@ from uiruns import Visit, redate
 from kvlens.app.ui.home.runtable import table_key
 from kvlens.app.ui.home.ticked_runs import _repeats
 from kvlens.store.about import FILE, About, read_about, write_about
-from kvlens.store.files import Lease
+from kvlens.store.runinfo import Lease
 from tests.synthetic import write_synthetic
 
 

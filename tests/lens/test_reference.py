@@ -16,7 +16,6 @@ from kvlens.cli.main import app
 from kvlens.engine.engine import Engine
 from kvlens.metaparts import Sampled
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared, reference_key
 from kvlens.runs.reference import LOGITS_FILE, find, load, obtain
 from kvlens.runs.request import RunRequest
@@ -37,7 +36,7 @@ def source(demo: Any) -> Any:
 @pytest.fixture(scope="module")
 def prepared(demo: Any) -> Prepared:
     prompt, _ = task_prompt(demo, "needle", 500, max_new=8)
-    return Prepared(Engine(demo), prompt, fingerprint(demo))
+    return Prepared(Engine(demo), prompt, demo.fingerprint())
 
 
 def test_a_run_against_full_stores_both_and_the_next_finds_the_reference(source: Any, tmp_path: Path) -> None:
@@ -231,12 +230,12 @@ def test_a_fingerprint_notices_other_weights(demo: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(demo_path(), folder)
     copy = LoadedModel(**{**demo.__dict__, "name": str(folder)})
-    assert fingerprint(copy) == fingerprint(demo)
+    assert copy.fingerprint() == demo.fingerprint()
     weights = folder / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    assert fingerprint(copy) != fingerprint(demo)
+    assert copy.fingerprint() != demo.fingerprint()
 
 
 def test_too_many_logits_are_refused_before_anything_runs(prepared: Prepared, tmp_path: Path) -> None:

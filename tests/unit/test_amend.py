@@ -14,9 +14,9 @@ from kvlens.lens.verdict import verdict
 from kvlens.store import amend
 from kvlens.store.amend import LEFT_OFF, PENDING, add_effects, outstanding, why_none
 from kvlens.store.errors import RunBusy
-from kvlens.store.files import Lease
 from kvlens.store.reader import TraceReader
 from kvlens.store.recover import delete_run
+from kvlens.store.runinfo import Lease
 from tests.synthetic import write_synthetic
 
 TOO_LONG = "the context is too long"

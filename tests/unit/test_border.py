@@ -17,7 +17,7 @@ from methodtrial import SHAPE, Trial
 
 from kvlens import interrupts
 from kvlens.budget import BudgetInfeasible
-from kvlens.engine.marks import SMALL, Mark
+from kvlens.engine.holdings import SMALL, Mark
 from kvlens.memory.placement import Selection
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters

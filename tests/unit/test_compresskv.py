@@ -22,7 +22,8 @@ from kvlens.memory.slots import FREE
 from kvlens.methods.compresskv.heads import choose_heads
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
-from kvlens.methods.families import kept_tokens
+from kvlens.methods.families.prompt_eviction import affordable, kept_layout
+from kvlens.methods.families.token_shares import allocate
 from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 
@@ -230,7 +231,7 @@ def test_allocation_adds_up_and_favours_errors(data: st.DataObject) -> None:
     floor = data.draw(st.integers(1, 40))
     most = data.draw(st.integers(floor, 400))
     total = data.draw(st.integers(len(errors) * floor, len(errors) * most))
-    tokens = kept_tokens.allocate(errors, total, floor, most)
+    tokens = allocate(errors, total, floor, most)
     assert sum(tokens) == total
     assert all(floor <= t <= most for t in tokens)
     for a, x in zip(errors, tokens, strict=True):
@@ -250,10 +251,10 @@ def test_the_byte_budget_is_used_to_the_last_token(
     n: int, floor: int, extra: int, max_new: int, page: int, last: int
 ) -> None:
     floor = min(floor, n + last)
-    least = kept_tokens.layout([[floor]] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
-    total = kept_tokens.affordable(least + extra, SHAPE, floor, n, max_new, page, last)
+    least = kept_layout([[floor]] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
+    total = affordable(least + extra, SHAPE, floor, n, max_new, page, last)
     tokens = [total // 3 + (i < total % 3) for i in range(3)]
-    used = kept_tokens.layout([[count] for count in tokens], 1, n, max_new, page, last).bytes(SHAPE)
+    used = kept_layout([[count] for count in tokens], 1, n, max_new, page, last).bytes(SHAPE)
     token = SHAPE.kv_heads * (SHAPE.head_token_bytes + 9)
     assert used <= least + extra
     assert total == 3 * (n + last) or least + extra - used < token
@@ -271,7 +272,7 @@ def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_n
     """Kept, window and the slot of step 0 make up the tokens kept of the prompt, the last one not twice; decoded tokens
     come on top."""
     tokens = min(max(tokens, min(window, n + last)), n + last)
-    layout = kept_tokens.layout([[tokens]] * 2, window, n, max_new, 16, last)
+    layout = kept_layout([[tokens]] * 2, window, n, max_new, 16, last)
     zones, inside = layout.zones_of(0), n - layout.window_from
     assert zones.kept + zones.window == tokens + max_new - last
     assert inside >= 0

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.decisions import DECISION_KINDS, NONE, Decisions
+from kvlens.decisions import DECISION_KINDS, NONE, Decided, Decisions, decisions_between
 from kvlens.instruments import CutRow
 from kvlens.memory.placement import Gate, Selection
-from kvlens.methods.hooks import Decided
-from kvlens.recording.decisions import decisions_at, decisions_between, zoom_columns
+from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.snapshot import DecidedStep
 
 SPANS = 5

@@ -11,10 +11,9 @@ import pytest
 import torch
 from support import raises_code
 
-from kvlens.engine import wholeness
+from kvlens.engine import modelfiles
 from kvlens.models import find
 from kvlens.models.errors import UnsupportedModel
-from kvlens.runs import fingerprint as hashing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,23 +78,23 @@ print(sorted({"pandas", "torch", "transformers"} & set(sys.modules)))"""
 
 
 def test_a_model_is_hashed_before_it_is_asked_for(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashing._of_files.cache_clear()
-    usual = hashing.fingerprint(demo)
-    hashing._of_files.cache_clear()
-    hashing.ahead("demo").join()
-    monkeypatch.setattr(hashing.hashlib, "file_digest", None)
-    assert hashing.fingerprint(demo) == usual
-    hashing.ahead("no such model").join()
+    modelfiles._of_files.cache_clear()
+    usual = demo.fingerprint()
+    modelfiles._of_files.cache_clear()
+    modelfiles.ahead("demo").join()
+    monkeypatch.setattr(modelfiles.hashlib, "file_digest", None)
+    assert demo.fingerprint() == usual
+    modelfiles.ahead("no such model").join()
 
 
 def test_a_hub_model_is_known_by_its_revision_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
     monkeypatch.setattr(find, "_hub_folder", lambda name: find.located("demo"))
-    monkeypatch.setattr(hashing, "_of_folder", hashed.append)
-    hashing.ahead("org/model").join()
+    monkeypatch.setattr(modelfiles, "_of_folder", hashed.append)
+    modelfiles.ahead("org/model").join()
     assert find.ready("org/model") is not None
     assert not hashed
-    hashing.ahead("demo").join()
+    modelfiles.ahead("demo").join()
     assert len(hashed) == 1
 
 
@@ -109,9 +108,9 @@ def weights(*values: float, dtype: torch.dtype = torch.float32) -> torch.nn.Modu
 def test_a_weight_that_is_no_number_is_named(bad: float) -> None:
     for others in ((1.0, 2.0), (float("inf"), 1.0), (-3e38, -3e38)):
         with raises_code("not_finite", UnsupportedModel, tensor="weight"):
-            wholeness.check_loaded(weights(bad, *others), {}, "m")
+            modelfiles.check_loaded(weights(bad, *others), {}, "m")
 
 
 def test_weights_whose_sum_is_too_large_are_whole() -> None:
-    wholeness.check_loaded(weights(3e38, 3e38, 3e38), {}, "m")
-    wholeness.check_loaded(weights(*[6e4] * 64, dtype=torch.float16), {}, "m")
+    modelfiles.check_loaded(weights(3e38, 3e38, 3e38), {}, "m")
+    modelfiles.check_loaded(weights(*[6e4] * 64, dtype=torch.float16), {}, "m")

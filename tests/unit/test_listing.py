@@ -19,10 +19,10 @@ from kvlens.lens.severity import outcome
 from kvlens.store import catalog, runcatalogue
 from kvlens.store.about import About, write_about
 from kvlens.store.catalog import list_runs
-from kvlens.store.files import Lease
 from kvlens.store.outcomefacts import OutcomeFacts
 from kvlens.store.reader import TraceReader
 from kvlens.store.runcatalogue import FILE
+from kvlens.store.runinfo import Lease
 from tests.synthetic import write_synthetic
 
 

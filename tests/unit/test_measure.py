@@ -145,7 +145,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
     known = recorded()
     assert set(computed) == {"layers_attention"}
     assert len(computed) < len(known.steps) / 2
-    monkeypatch.setattr(freezing, "keeps_all", lambda memory: False)
+    monkeypatch.setattr(Reads, "in_order", lambda reads, positions: False)
     general = recorded()
     assert set(computed) > {"coverage", "selection_recall", "read_positions", "attention_shares"}
     for now, before in zip(known.steps, general.steps, strict=True):

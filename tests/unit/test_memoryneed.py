@@ -13,7 +13,7 @@ from support import ListSink, method_of, random_prompt
 from torch.profiler import ProfilerActivity, profile
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.engine.marks import SMALL, Mark
+from kvlens.engine.holdings import SMALL, Mark
 from kvlens.memory.slots import FREE
 from kvlens.methods.fitting import Sizes
 from kvlens.recording import recorder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlens.store.files import discard, replace_plain
+from kvlens.files import discard, replace_plain
 
 
 def operations(folder: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from methodtrial import SHAPE, Trial
 from test_prompt_eviction import best, window_scores
 
-from kvlens.methods.families.kept_tokens import allocate, rounded
+from kvlens.methods.families.token_shares import allocate, round_shares
 from kvlens.methods.pyramidkv import falling, falling_by_whole_steps
 from kvlens.methods.run_inputs import RunContext
 
@@ -94,7 +94,7 @@ def test_adakv_gives_heads_as_many_as_they_have_among_the_layers_best(floor: flo
         scores = np.array([snap(trial, layer, kv_head) for kv_head in range(SHAPE.kv_heads)])
         order = np.argsort(-scores.ravel(), kind="stable")[: each * SHAPE.kv_heads]
         counts = np.bincount(order // scores.shape[1], minlength=SHAPE.kv_heads)
-        mixed = rounded([c * (1 - floor) + each * floor for c in counts], each * SHAPE.kv_heads)
+        mixed = round_shares([c * (1 - floor) + each * floor for c in counts], each * SHAPE.kv_heads)
         assert sum(mixed) == each * SHAPE.kv_heads
         unequal |= len(set(mixed)) > 1
         for kv_head, count in enumerate(mixed):
@@ -103,8 +103,8 @@ def test_adakv_gives_heads_as_many_as_they_have_among_the_layers_best(floor: flo
 
 
 def test_rounding_gives_the_largest_fractions_one_more() -> None:
-    assert rounded([1.2, 3.7, 2.1], 7) == [1, 4, 2]
-    assert rounded([2.0, 2.0], 4) == [2, 2]
+    assert round_shares([1.2, 3.7, 2.1], 7) == [1, 4, 2]
+    assert round_shares([2.0, 2.0], 4) == [2, 2]
 
 
 @pytest.mark.parametrize("agree", ["max", "mean"])

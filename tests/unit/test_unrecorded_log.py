@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support import ListSink, Prompts, run
 
-from kvlens.memory import evictions
+from kvlens.memory import allocator, evictions
 from kvlens.memory.memory import Memory
 
 
@@ -16,14 +16,14 @@ def test_ranks_of_what_was_dropped_are_made_when_they_are_taken(
     demo: Any, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     made: list[str] = []
-    for kind in ("cuts", "bag_cuts"):
-        plain = getattr(evictions, kind)
+    for module, kind in ((allocator, "cuts"), (evictions, "bag_cuts")):
+        plain = getattr(module, kind)
 
         def counted(*given: Any, kind: str = kind, plain: Any = plain) -> Any:
             made.append(kind)
             return plain(*given)
 
-        monkeypatch.setattr(evictions, kind, counted)
+        monkeypatch.setattr(module, kind, counted)
     prompt, sink = prompts.task("multikey", 256), ListSink()
     unrecorded = run(demo, prompt, name, budget="60%", max_new=4)
     assert made == []

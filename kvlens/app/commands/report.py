@@ -27,7 +27,7 @@ def report(
     out = to or Path(f"kvlens-{Path(uid).name}{'-replay' if player else ''}.html")
     writable(out)
     document = _document(runs_folder(runs), uid, against, player)
-    from kvlens.store.files import discard
+    from kvlens.files import discard
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:

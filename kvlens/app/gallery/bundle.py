@@ -27,10 +27,10 @@ from kvlens.ledger.storage import stored_ledger
 from kvlens.store.about import FILE as ABOUT
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable
-from kvlens.store.errors import TraceError, UnreadableRun
+from kvlens.store.errors import TraceError, UnreadableRun, sentence
 from kvlens.store.guarded import quoted
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import check_uid, freeze, read_info, run_dir, sentence
+from kvlens.store.runinfo import check_uid, freeze, read_info, run_dir
 from kvlens.store.schema import TABLES
 from kvlens.store.versions import tables_of
 

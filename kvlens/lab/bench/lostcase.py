@@ -109,8 +109,6 @@ class Case:
     def shown(self, reference: Reference) -> tuple[dict[int, SpanRow], list[Triple]]:
         """Return the spans that can be held, and the triples in the order in which the stored run's pages, reports and
         API show them: the free run is stored beside `reference`, as `kvlens run --against-full` stores it."""
-        from kvlens.runs.fingerprint import fingerprint
-
         choice, budget = replace(self.choice, params=self.params), self.budget or Budget.parse(NO_LIMIT)
         options = replace(self.options, coverage=True, oracle="auto")
         plan = Plan(self.method, choice, budget, options)
@@ -122,7 +120,7 @@ class Case:
             against=True,
         )
         reading = Kept(self.read.last_queries.shape[2], self.read.received is not None, self.read)
-        prepared = Prepared(self.engine, self.prompt, fingerprint(self.engine.loaded), reading)
+        prepared = Prepared(self.engine, self.prompt, self.engine.loaded.fingerprint(), reading)
         with TemporaryDirectory() as folder:
             pairing = Pairing(reference, "reference")
             uid = store(prepared, request, plan, pairing, Path(folder), lambda *_: None, lambda: False).uid

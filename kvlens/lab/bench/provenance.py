@@ -15,7 +15,7 @@ from typing import Any
 from kvlens import __version__, methods, tasks
 from kvlens.lab.bench.sources import code
 from kvlens.lab.bench.trials import settings
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 
 
 @cache

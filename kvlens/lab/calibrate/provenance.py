@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.engine.models import LoadedModel
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 
 
 def provenance(loaded: LoadedModel, **more: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _measure(
     from kvlens.lab.claims.check import check
     from kvlens.lab.claims.page import verdict_words
     from kvlens.lab.claims.plan import FEWEST
-    from kvlens.runs.fingerprint import machine
+    from kvlens.models.device import machine
     from kvlens.runs.stopping import stop_signals
 
     torch.set_num_threads(1)

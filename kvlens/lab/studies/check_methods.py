@@ -17,7 +17,7 @@ from typing import Any
 from kvlens import __version__, methods
 from kvlens.checking.check import TRUTHS, check_method
 from kvlens.lab.studies.damage import table
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "check_method.json"
 PAGE = Path("docs/evidence/check-method.md")

@@ -21,7 +21,7 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.claims.methods.chess_pages import Ranges, Ranked, first_selection, rank_asked, rank_by_parts
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.statistics import mean_interval
 from kvlens.text.prompts import Prompt, PromptText, tokenize
 

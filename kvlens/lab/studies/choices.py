@@ -29,7 +29,7 @@ from kvlens.engine.session import Session
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.methods.fitting import FIT, Sizes, choose
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.statistics import sign_test, wilson
 
 TASKS = ("niah_single", "kv_lookup")

@@ -30,7 +30,7 @@ from kvlens.lab.studies.sekv_oracles import Oracle, OracleSession
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.spans import Surprisal
 from kvlens.statistics import wilson
 from kvlens.tasks.encoding import encoding_of

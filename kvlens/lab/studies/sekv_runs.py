@@ -28,7 +28,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.studies.sekv_real import NEW, PUBLISHED, ask, line
-from kvlens.runs.fingerprint import machine
+from kvlens.models.device import machine
 from kvlens.text.prompts import Prompt
 
 LENGTH = 2048

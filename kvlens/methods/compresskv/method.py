@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from kvlens.methods.compresskv import budget
 from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, choose_heads
 from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParameters
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction
+from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens
+from kvlens.methods.families.token_shares import allocate
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Prefilled, RunContext
 
@@ -79,7 +78,7 @@ class CompressKV(PromptEviction):
         else:
             floor = min(p.floor, n)
             most = max(budget.ceiling_of(total, layers, p.ceiling, n), floor)
-            tokens = [[count] for count in kept_tokens.allocate(self._calibration.errors, total, floor, most)]
+            tokens = [[count] for count in allocate(self._calibration.errors, total, floor, most)]
         self._note_calibration([count for (count,) in tokens])
         return tokens
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.families.kept_tokens import rounded
 from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
+from kvlens.methods.families.token_shares import round_shares
 from kvlens.methods.families.whole_chunks import WholeChunks
 from kvlens.refusal import Refusal
 
@@ -107,7 +107,7 @@ def fair_counts(sizes: Sequence[int], least: Sequence[int], total: int) -> list[
         size = sum(sizes[segment] for segment in open_segments)
         full = [segment for segment in open_segments if least[segment] * size > remaining * sizes[segment]]
         if not full:
-            shares = rounded([remaining * sizes[segment] / size for segment in open_segments], remaining)
+            shares = round_shares([remaining * sizes[segment] / size for segment in open_segments], remaining)
             for segment, share in zip(open_segments, shares, strict=True):
                 counts[segment] = share
             break

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.finer import by_head, parse_finer
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.families.kept_tokens import Tokens, divided
-from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
+from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens, equal_shares, lacks_score
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.quantised.form import KEPT_TABLE_BYTES, Quantised
 from kvlens.shape import KVShape
@@ -73,7 +72,7 @@ class FewBits(Base):
     def _most_bytes(cls, params: Any, prompt: PromptFacts, total: int) -> int:
         """Return the bytes of `total` tokens at most, in whichever way layers divide them."""
         shape = prompt.shape
-        layout = cls.layout(params, shape, divided(total, shape.layers), prompt.prompt_tokens, prompt.max_new)
+        layout = cls.layout(params, shape, equal_shares(total, shape.layers), prompt.prompt_tokens, prompt.max_new)
         form = layout.quantised
         assert form is not None
         packed, worst = form.bytes(shape), form.turn_bytes(shape.head_dim)

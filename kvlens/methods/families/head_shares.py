@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
+from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens, lacks_score
+from kvlens.methods.families.token_shares import round_shares
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 
@@ -61,7 +60,7 @@ class HeadShares(Base):
         score = self.score(prompt, layer, n - max(min(p.window, n + self.last) - self.last, 0))
         best = score.flatten().argsort(descending=True, stable=True)[:total] // score.shape[1]
         counts = best.bincount(minlength=len(score)).tolist()
-        return kept_tokens.rounded([c * (1 - p.floor) + p.floor * total / len(counts) for c in counts], total)
+        return round_shares([c * (1 - p.floor) + p.floor * total / len(counts) for c in counts], total)
 
 
 def refuses_head_shares(method: type[Any]) -> str:

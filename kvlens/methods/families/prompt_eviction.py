@@ -8,13 +8,12 @@ Shapes: L layers, Hq query heads, H_kv KV heads, n prompt tokens that prefill co
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvlens.memory.layout import Layout
+from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method
-from kvlens.methods.families import kept_tokens
-from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
@@ -23,11 +22,12 @@ from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from kvlens.memory.placement import Kept, Placement
+
+Tokens = Sequence[Sequence[int]]
+"""by layer and KV head: prompt tokens that it keeps; a layer with one entry keeps as many for all its KV heads"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PromptEviction(Method):
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:
         """Prompt tokens each layer keeps, or each of its KV heads, window included; adds up to `total`, tokens of all
         layers together where KV heads keep as many. prompt None: before anything was read."""
-        return kept_tokens.divided(total, self.context.shape.layers)
+        return equal_shares(total, self.context.shape.layers)
 
     def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Which of the positions [0, m) stay: score [h, m], counts[head] of them each -> bool [h, m]. The earlier one
@@ -114,22 +114,22 @@ class PromptEviction(Method):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + int(params.peek)), shape.layers)
+        least = [[min(params.tokens or params.least, prompt_tokens + int(params.peek))]] * shape.layers
         return cls.layout(params, shape, least, prompt_tokens, max_new).bytes(shape)
 
     @classmethod
     def layout(cls, params: Any, shape: KVShape, tokens: Tokens, prompt_tokens: int, max_new: int) -> Layout:
         """Return how the device is divided where layers keep `tokens`."""
         sizes = params.window, prompt_tokens, max_new, params.page, int(params.peek)
-        return kept_tokens.layout(tokens, *sizes, apart=cls.apart)
+        return kept_layout(tokens, *sizes, apart=cls.apart)
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n, last, layers = prompt.prompt_tokens, int(params.peek), prompt.shape.layers
         # No KV head can keep more than everything: all do exactly when their sum says so, however it is divided.
         whole = cls.total(params, prompt) >= layers * (n + last) and not cls.apart
-        counts = kept_tokens.alike(n + last if whole else 0, layers)
-        until = kept_tokens.layout(counts, params.window, n, prompt.max_new, params.page, last).window_from
+        counts = [[n + last if whole else 0]] * layers
+        until = kept_layout(counts, params.window, n, prompt.max_new, params.page, last).window_from
         return fixed_chunks(0, until, params.page, kind="page")
 
     @classmethod
@@ -143,7 +143,7 @@ class PromptEviction(Method):
             return layers * n
         least = min(params.least, n)
         sizes = prompt.budget_bytes, prompt.shape, least, prompt.prompt_tokens, prompt.max_new, params.page, last
-        return kept_tokens.affordable(*sizes)
+        return affordable(*sizes)
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         context, p = self.context, self.params
@@ -212,3 +212,37 @@ def lacks_score(method: type[Any]) -> str:
     if not issubclass(method, PromptEviction):
         return "it is no prompt eviction, which scores the prompt once"
     return "" if method.select is Method.select else "it selects among its kept tokens at every step as well"
+
+
+def equal_shares(total: int, layers: int) -> Tokens:
+    """`total` tokens of all layers in equal parts, what is left over one by one to the first layers."""
+    return [[total // layers + (layer < total % layers)] for layer in range(layers)]
+
+
+def kept_layout(
+    tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int, apart: bool = False
+) -> Layout:
+    """Layout of KV heads that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
+    decoded.
+
+    prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in
+    `tokens` and `window`, else 0; its slot is in either case the first of the `max_new`. When every KV head keeps the
+    whole prompt the layout is FullKV's, all that prefill covered in the kept zone, unless the window stays apart.
+    """
+    whole = prompt_tokens + last
+    is_whole = min(map(min, tokens)) >= whole and not apart
+    inside = 0 if is_whole else max(min(window, whole) - last, 0)
+    zones = [tuple(Zones(count - last - inside, 0, 0, inside + max_new) for count in layer) for layer in tokens]
+    return Layout(
+        tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones),
+        -(-prompt_tokens // page) + 1,
+        window_from=prompt_tokens - inside,
+    )
+
+
+def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_new: int, page: int, last: int) -> int:
+    """Prompt tokens of all layers together that `budget` bytes hold when all KV heads of a layer keep as many, at least
+    `floor` per layer; `last` as in `kept_layout`."""
+    least = kept_layout([[floor]] * shape.layers, 0, prompt_tokens, max_new, page, last).bytes(shape)
+    token = shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
+    return min(shape.layers * floor + (budget - least) // token, shape.layers * (prompt_tokens + last))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.head_shares import refuses_head_shares
-from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.families.prompt_eviction import PromptEviction
+from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 

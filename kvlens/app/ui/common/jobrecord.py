@@ -14,8 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvlens.app.ui.common.jobprocess import beginning, is_alive
-from kvlens.files import make_folder, open_file, write_file
-from kvlens.store.files import read_plain
+from kvlens.files import make_folder, open_file, read_plain, write_file
 
 FOLDER = "jobs"
 """of the runs' folder; too short a name to be a run's"""

@@ -14,8 +14,8 @@ from kvlens import methods
 from kvlens.app.compare.groups import default_pair, partner
 from kvlens.app.ui.common import comparing, data, lensdata, sentences, session
 from kvlens.app.ui.common.comparing import MOST, Comparison
+from kvlens.files import read_plain
 from kvlens.runs import races
-from kvlens.store.files import read_plain
 from kvlens.store.reader import TraceError
 
 PARAMETERS = ("runs", "race", "cmp", "against")

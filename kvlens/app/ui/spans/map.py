@@ -21,9 +21,8 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.spans.data import COLOURS, View
 from kvlens.app.ui.spans.view import span_clicked
-from kvlens.files import cache_dir
+from kvlens.files import cache_dir, read_plain
 from kvlens.instruments import MOST_KEY_BYTES, span_key_bytes
-from kvlens.store.files import read_plain
 from kvlens.text.units import si_bytes
 
 NEIGHBORS = (5, 15, 30, 50)

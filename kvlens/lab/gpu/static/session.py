@@ -110,7 +110,7 @@ class StaticSession:
         self.session.between_steps(step, previous)
         position = self.session.context.prompt_tokens + step
         memory.advance(position)
-        if memory.layout.bag:
+        if memory.evictions is not None:
             memory.evictions.take(position)
             self.slots.fed()
         self.recall.publish()

@@ -1,15 +1,21 @@
-"""Is a model's folder whole? Asked before and after transformers loads it, which fills in what is missing with random
-numbers and says nothing."""
+"""The files of a model: whether they are whole, asked before and after transformers loads them, which fills in what is
+missing with random numbers and says nothing; and their hash, by which a changed file of the same name is noticed."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import threading
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kvlens.files import MOST_JSON, RefusedFile, check_ordinary, load_json
+from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
+from kvlens.models.find import located, ready, resolve
 from kvlens.models.sizes import check_sizes, read_config
 
 TEXTS = (".json", ".jinja", ".txt", ".model")
@@ -18,10 +24,18 @@ _FREE_NUMBERS = 1 << 24
 """are made room for without a look at the weights files"""
 DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """endings of tensors that old files carry and every model computes anew"""
-
-
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
 """numbers of a config that must be finite and above 0"""
+_DECIDING = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""files beside the weights that decide what a model computes"""
 
 
 def check_numbers(config: Any, name: str) -> None:
@@ -160,3 +174,74 @@ def first_line(error: Any) -> str:
 def _named(keys: list[str]) -> str:
     more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
     return f"the tensor {keys[0]}{more}"
+
+
+def ahead(name: str) -> threading.Thread:
+    """Hashes the files of a model that lies ready in a folder, on a thread of its own while libraries are imported:
+    `fingerprint` finds them done. A hub model is known by its revision, so nothing of it is hashed. What is wrong with
+    a file is left to those who load it."""
+
+    def work() -> None:
+        with contextlib.suppress(UnsupportedModel, OSError):
+            folder = None if located(name) is None else ready(name)
+            if folder is not None:
+                _of_folder(folder)
+
+    thread = threading.Thread(target=work, name="kvlens-fingerprint", daemon=True)
+    thread.start()
+    return thread
+
+
+def fingerprint(model: Any, name: str, origin: str | None) -> str:
+    """Return 'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a
+    hub model; a hash of the weights in memory of a model object, and where there is neither."""
+    if origin == OBJECT:
+        return _in_memory(model)
+    try:
+        folder = Path(resolve(name))
+    except UnsupportedModel:
+        return _in_memory(model)
+    if folder.is_dir():
+        return _of_folder(folder)
+    revision = getattr(model.config, "_commit_hash", None)
+    return f"{name}@{revision}" if revision else _in_memory(model)
+
+
+def file_stamp(name: str) -> str:
+    """Return a hash of the names, sizes and times of a model's files, without reading them; '' for a model whose files
+    are not in a folder."""
+    try:
+        folder = ready(name)
+    except UnsupportedModel:
+        return ""
+    return "" if folder is None else hashlib.sha256(repr(_files_of(folder)).encode()).hexdigest()[:32]
+
+
+def _of_folder(folder: Path) -> str:
+    return _of_files(_files_of(folder))
+
+
+def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return (path, bytes, time of change) of the files that decide what a model computes."""
+    files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in _DECIDING if (folder / name).is_file())]
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+
+
+@lru_cache(maxsize=8)
+def _of_files(files: tuple[tuple[str, int, int], ...]) -> str:
+    """`files`: (path, bytes, time of change); the last two only make a changed file another entry of the cache."""
+    whole = hashlib.sha256()
+    for path, _, _ in files:
+        with open(path, "rb") as file:
+            whole.update(Path(path).name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _in_memory(model: Any) -> str:
+    import torch
+
+    whole = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return f"sha256:{whole.hexdigest()}"
