@@ -24,12 +24,16 @@ job = None if job_id is None else manager().get(job_id)
 if job is not None and job.study:
     study = job.study
     st.query_params.from_dict({"study": study, "job": job.id})
-if job_id is not None and (job is None or job.active or job.state == "failed"):
-    job_panel(job_id)
-if study:
-    show_study(study)
-elif job is not None and job.active:
-    st.fragment(_show_when_there, run_every=1.0)(job)
+# Each part has its place on the page, whether it is drawn or not: what moved up would be seen twice until a run ends.
+job_place, study_place = st.container(), st.container()
+with job_place:
+    if job_id is not None and (job is None or job.active or job.state == "failed"):
+        job_panel(job_id)
+with study_place:
+    if study:
+        show_study(study)
+    elif job is not None and job.active:
+        st.fragment(_show_when_there, run_every=1.0)(job)
 if not (study or job) or st.toggle("Set up another study", key=f"another_{study or job_id}"):
     new_job = study_form()
     if new_job is not None:

@@ -19,12 +19,14 @@ from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.versions import meta_now
 from kvlens.text.plaintext import visible
 
-VERSION = 1
+VERSION = 2
 """of the facts' form: facts of another version are read from the trace again"""
 EXCERPT = 200
 """characters that are kept of a prompt's beginning and of its end"""
 _SIZES = ("keep", "tokens")
 """parameters that limit what a method attends which keeps every token"""
+_WORD = 60
+"""characters that are kept of a parameter's value"""
 Rows = Callable[[str], Sequence[tuple[Any, ...]]]
 """runs a statement and returns its rows"""
 
@@ -59,6 +61,15 @@ class OutcomeFacts(BaseModel):
     loss: LossFacts | None = None
     method: str | None = None
     sizes: dict[str, Any] = {}
+    preset: str | None = None
+    parameters: dict[str, str] = {}
+    """all parameters of the method as text; those of a part are named 'part.name'"""
+    requested: tuple[str, ...] = ()
+    """of these, the ones that were asked for; none of a repeat that took over what another run came to"""
+    dtype: str | None = None
+    question: str | None = None
+    """in or after; None: a trace from before there was the choice"""
+    seed: int | None = None
     budget: str | None = None
     budget_bytes: int | None = None
     task: str | None = None
@@ -93,6 +104,12 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
         loss=_loss(lost_steps[0]) if lost_steps else None,
         method=meta.method,
         sizes={name: value for name, value in meta.config.items() if name in _SIZES and _is_number(value)},
+        preset=meta.preset,
+        parameters=parameter_texts(meta.config),
+        requested=_requested(meta),
+        dtype=meta.dtype,
+        question=meta.question,
+        seed=meta.seed,
         budget=meta.budget,
         budget_bytes=meta.budget_bytes,
         task=meta.task,
@@ -107,6 +124,13 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
         begins=_line(prompt[:EXCERPT]),
         ends=_line(prompt[-EXCERPT:]),
     )
+
+
+def _requested(meta: RunMeta) -> tuple[str, ...]:
+    """Return the parameters that were asked for. A repeat is given all that its run came to; none is asked for."""
+    if meta.parent and not meta.changed:
+        return ()
+    return tuple(parameter_texts((meta.request or {}).get("overrides")))
 
 
 def facts_at_end(rows: Rows, folder: Path, version: int | None) -> OutcomeFacts:
@@ -148,6 +172,17 @@ def facts_entry(facts: OutcomeFacts | None, trace: Path) -> dict[str, Any] | Non
     """Return the entry of run.json for a trace that has been closed; None where there are no facts or no trace."""
     stamp = trace_stamp(trace)
     return None if facts is None or stamp is None else {"trace": list(stamp), "outcome": facts.model_dump(mode="json")}
+
+
+def parameter_texts(config: Any, prefix: str = "") -> dict[str, str]:
+    """Return parameters as text, those of a part as 'part.name'; {} for what is no mapping."""
+    texts: dict[str, str] = {}
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        if isinstance(value, Mapping):
+            texts |= parameter_texts(value, f"{prefix}{name}.")
+        else:
+            texts[f"{prefix}{name}"] = _line(str(list(value) if isinstance(value, tuple) else value))[:_WORD]
+    return texts
 
 
 def trace_stamp(trace: Path | str) -> tuple[int, int] | None:

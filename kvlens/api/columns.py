@@ -52,6 +52,7 @@ RUNS = {
     "name": Column("", "given by a person"),
     "note": Column("", "given by a person"),
     "tags": Column("", "given by a person"),
+    "differs": Column("", "parameters, place of the question and seed that tell it from the listed runs of its method"),
     "held_to": Column("", "the budget, or the share of tokens of a method that keeps all"),
     "problem": Column("", "code by which the trace cannot be read, such as trace_damaged; None: it can be read"),
     "outcome": Column("", "what came of it, in words"),

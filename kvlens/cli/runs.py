@@ -63,7 +63,6 @@ def runs_list(
     from kvlens.lens.runlist import search_runs
     from kvlens.methods.naming import recorded_stand_in, titled
     from kvlens.models.find import short_model
-    from kvlens.runs.lanedifferences import lane_differences
 
     query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
     query.check()
@@ -106,9 +105,8 @@ def runs_list(
     )
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
-    differences = lane_differences(folder)
     listed["method"] = [
-        f"{titled(row['method'], recorded_stand_in(row))} {differences.get(row['uid'], '')}".strip()
+        f"{titled(row['method'], recorded_stand_in(row))} {row['differs']}".strip()
         if isinstance(row["method"], str)
         else row["method"]
         for row in listed.to_dict("records")

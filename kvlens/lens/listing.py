@@ -15,7 +15,9 @@ from typing import Any
 
 from kvlens.budget import of_run
 from kvlens.lens.knob import limit_by
+from kvlens.lens.runsettings import settings_by
 from kvlens.lens.severity import KINDS, Outcome, outcome_of
+from kvlens.methods.differences import QUESTION, SEED, RunSettings, tell_apart
 from kvlens.models.find import short_model
 from kvlens.refusal import Refusal
 from kvlens.store.catalog import run_entries
@@ -40,6 +42,8 @@ class ListedRun:
     """what it was held to: a budget, or the share or number of tokens a method attends that keeps all"""
     problem: str = ""
     """code of the error by which its trace cannot be read; '': it was read"""
+    settings: RunSettings | None = None
+    """what it ran with; None: not known"""
 
 
 class Listing:
@@ -108,7 +112,16 @@ def told_of(facts: OutcomeFacts | None, problem: str) -> ListedRun:
         return ListedRun(Outcome(""), problem=problem)
     came = outcome_of(facts)
     came = replace(came, expected=came.expected and came.expected[:EXCERPT])
-    return ListedRun(came, facts.prompt, facts.begins, facts.ends, limit_by(facts))
+    return ListedRun(came, facts.prompt, facts.begins, facts.ends, limit_by(facts), settings=settings_by(facts))
+
+
+def differences_in(
+    rows: Sequence[Mapping[Any, Any]], listed_runs: Sequence[ListedRun | None], others: Sequence[str] = (QUESTION, SEED)
+) -> list[str]:
+    """Return of each run of a list the words that tell it from the list's other runs of its method: 'tau 0.9, seed 3'.
+    others: settings besides parameters that the list shows nowhere else."""
+    settings = [None if item is None else item.settings for item in listed_runs]
+    return tell_apart([str(row.get("method")) for row in rows], settings, others)
 
 
 def limit_in(row: Mapping[Any, Any], listed_run: ListedRun | None) -> str:

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvlens.lens.listing import Search, limit_in, listing_of
+from kvlens.lens.listing import Search, differences_in, limit_in, listing_of
 from kvlens.lens.severity import Outcome
 from kvlens.store.cells import records
 from kvlens.store.reader import list_runs
 
 
 def search_runs(folder: Path, search: Search) -> pd.DataFrame:
-    """Return one row per run that the search takes, newest first: the columns of `list_runs`, held_to (the budget, or
-    the share of tokens of a method that keeps all), problem (the code by which the trace cannot be read, else None) and
-    those of `Outcome.columns`.
+    """Return one row per run that the search takes, newest first: the columns of `list_runs`, differs (what tells the
+    run from the other rows of its method), held_to (the budget, or the share of tokens of a method that keeps all),
+    problem (the code by which the trace cannot be read, else None) and those of `Outcome.columns`.
 
     `attrs["stored"]` counts all runs of the folder, `attrs["problems"]` lists names and notes that cannot be read.
     Raises ValueError for an outcome that does not exist."""
@@ -27,6 +27,7 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     rows = [(row, outcome) for row, outcome, take in zip(listed_rows, outcomes_stored, matches, strict=True) if take]
     outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]
     listed = frame[np.array(matches, bool)].copy()
+    listed["differs"] = differences_in([row for row, _ in rows], [outcome for _, outcome in rows])
     listed["held_to"] = [limit_in(row, outcome) for row, outcome in rows]
     listed["problem"] = [(outcome is not None and outcome.problem) or None for _, outcome in rows]
     columns = [None if outcome is None else outcome.columns() for outcome in outcomes]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.files import make_folder, read_plain, replace_plain
+from kvlens.methods.differences import setting_words, varied
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.memory import SHARE, attended_share
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
@@ -75,10 +76,9 @@ class RaceRequest(BaseModel):
         """Return the parameters that tell an entrant from other entrants of its method: 'tau 0.9'; '' where no other
         has its method. config: what the entrant runs with; None: not known, what was asked for is named."""
         siblings = [each.overrides for each in self.entrants if each.method == entrant.method]
-        names = dict.fromkeys(name for overrides in siblings for name in overrides)
-        varied = [name for name in names if len({str(overrides.get(name)) for overrides in siblings}) > 1]
-        values = {name: entrant.overrides.get(name, "as usual") for name in varied} if config is None else config
-        return ", ".join(f"{name} {values[name]}" for name in varied if name in values)
+        names = varied(siblings)
+        values = {name: entrant.overrides.get(name, "as usual") for name in names} if config is None else config
+        return ", ".join(setting_words(name, values[name]) for name in names if name in values)
 
     def lanes(self) -> list[tuple[RunRequest, str | None]]:
         """Of each entrant its run, compared with full KV, and one sentence where its budget means something else. A

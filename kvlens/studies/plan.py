@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kvlens import methods
 from kvlens.budget import Budget, in_words
+from kvlens.methods.differences import BUDGET, DTYPE, QUESTION, SEED, setting_words, varied
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
@@ -204,26 +205,21 @@ def labels(arms: Sequence[Arm], model: str) -> dict[str, str]:
     """Return arm key -> a name that says the method, what of it is a stand-in on this model, and whatever tells the arm
     from the study's other arms."""
     settings = [arm.settings() for arm in arms if arm.method != methods.REFERENCE]
-    varied = {name for name in ("budget", "question", "seed") if len({each[name] for each in settings}) > 1}
-    return {arm.key(): _label(arm, model, settings, varied) for arm in arms}
+    shared = set(varied([{name: each[name] for name in (BUDGET, QUESTION, SEED)} for each in settings]))
+    return {arm.key(): _label(arm, model, settings, shared) for arm in arms}
 
 
-def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
+def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], shared: set[str]) -> str:
     arm_settings = arm.settings()
-    siblings = [each for each in settings if each["method"] == arm.method]
+    differing = set(varied([each for each in settings if each["method"] == arm.method]))
     usual = default_preset(arm.method, model)
     parts = [preset_name(arm.method, arm.preset or usual, arm.parameters, usual)]
-    if len({each["preset"] for each in siblings}) > 1:
+    if "preset" in differing:
         parts.append(arm_settings["preset"] or "usual preset")
-    for name in arm.parameters:
-        if len({each.get(name) for each in siblings}) > 1:
-            parts.append(f"{name} {arm_settings[name]}")
-    if "budget" in varied and arm.budget:
-        parts.append(in_words(arm.budget))
-    if "question" in varied:
-        parts.append(f"question {arm.question}")
-    if "seed" in varied:
-        parts.append(f"seed {arm.seed}")
+    parts += [setting_words(name, arm_settings[name]) for name in arm.parameters if name in differing]
+    if BUDGET in shared and arm.budget:
+        parts.append(setting_words(BUDGET, in_words(arm.budget)))
+    parts += [setting_words(name, arm_settings[name]) for name in (QUESTION, SEED) if name in shared]
     if arm.dtype:
-        parts.append(f"in {arm.dtype}")
+        parts.append(setting_words(DTYPE, arm.dtype))
     return " ".join(parts)

@@ -96,7 +96,7 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
     assert "hatched red" in marks[1]["text"]  # only its summary was read
     assert [mark["inside"] for mark in marks[3:6]] == ["#map", "#heads", "#play"]
     assert repr(LOSS.held.answer) in marks[-1]["text"]
-    assert marks[-1]["within"] == ".st-key-tried"
+    assert marks[-1]["within"] == ".st-key-hold_result"
     lens = write_lens_runs(tmp_path)
     told = tour(visit(tmp_path, "replay", run=lens.lost))
     assert told["unasked"] is False

@@ -140,3 +140,24 @@ def test_a_try_of_another_budget_is_a_repeat_as_a_hold_is() -> None:
     rows = {"hold": [False, True, False, False], "forced": [False] * 4, "changed": [None, None, True, None]}
     table = pd.DataFrame({"uid": ["run", "held", "cheaper", "again"], "parent": [None, "run", "run", "run"]} | rows)
     assert _repeats(table, ["run"]) == ["held", "cheaper"]
+
+
+def test_runs_that_differ_in_a_parameter_have_other_names_in_lists_and_pickers(visit: Visit, tmp_path: Path) -> None:
+    values = {"20260301-000000-low": 0.7, "20260301-000001-high": 0.9}
+    for uid, tau in values.items():
+        about = {"method": "freekv", "preset": None, "config": {"tau": tau}, "request": {"overrides": {"tau": tau}}}
+        write_synthetic(tmp_path, 2, 4, 2, 4, 8, uid=uid, prompt_tokens=80, **about)
+    app = visit(tmp_path)
+    assert dict(zip(app.dataframe[0].value["run"], app.dataframe[0].value["method"], strict=True)) == {
+        uid: f"FreeKV tau {tau}" for uid, tau in values.items()
+    }
+    app = visit(tmp_path, "replay", run=next(iter(values)))
+    for uid, tau in values.items():
+        (label,) = (label for label in app.selectbox(key="run_picker_Replay").options if uid in label)
+        assert f"tau {tau}" in label
+    app = visit(tmp_path, "compare", runs=",".join(values))
+    for key in ("compare_a", "compare_b"):
+        assert sorted(app.selectbox(key=key).options) == ["FreeKV tau 0.7", "FreeKV tau 0.9"]
+    assert all(
+        any(f"tau {tau}" in label for label in app.multiselect(key="compare_runs").options) for tau in values.values()
+    )

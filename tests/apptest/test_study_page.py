@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from uiruns import Runs, Visit
 
 from kvlens.app.ui.common.exportruns import table_file
+from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.study import form
 from kvlens.app.ui.study.request import StudyChoice, extend_command, resume_command, study_command
@@ -86,6 +87,40 @@ def test_a_study_that_stopped_can_go_on(runs: Runs, visit: Visit, monkeypatch: p
     app = visit(runs.folder, "study", study=study)
     app.button(key="study_resume").click().run()
     assert submitted == [resume_command(study, runs.folder.resolve())]
+
+
+def _place_of(block: Any, part: Any) -> list[int]:
+    """The way from a block of the page to an element in it; [] where it has none."""
+    for place, child in getattr(block, "children", {}).items():
+        if child is part:
+            return [place]
+        if way := _place_of(child, part):
+            return [place, *way]
+    return []
+
+
+@pytest.mark.parametrize("trials", [0, 9])
+def test_nothing_moves_when_a_study_is_paused(
+    runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch, trials: int
+) -> None:
+    """A part that moved would be seen at its old and its new place until the page's run ends."""
+    study, subject = make_study(runs.folder, runs.whole, trials), {"study": ""}
+
+    def places(**link: str) -> tuple[list[list[int]], list[str]]:
+        app = visit(runs.folder, "study", study=study, **link)
+        parts = [*app.subheader, *(text for text in app.markdown if text.value.startswith("##### Every"))]
+        return [_place_of(app.main, part) for part in parts], [button.label for button in app.button]
+
+    job = Job("one", ["nothing"], "A study", 0.0, study=study)
+    monkeypatch.setattr(JobManager, "get", lambda manager, job_id: job)
+    monkeypatch.setattr(JobManager, "jobs", lambda manager: [job])
+    monkeypatch.setattr(storage, "is_running", lambda folder, study_id: not subject["study"])
+    running, buttons = places(job=job.id)
+    assert "Pause" in buttons
+    job.state, job.ended, subject["study"] = "cancelled", 1.0, study
+    paused, buttons = places(job=job.id)
+    assert "Pause" not in buttons
+    assert running == paused != []
 
 
 def test_go_on_has_the_batch_that_the_study_was_begun_with(

@@ -74,6 +74,19 @@ def test_clicks_put_a_list_together_that_is_held_together(visit: Visit, lens: Le
     assert app.query_params["hold"] == f"{SPAN}_{SPAN}.L1.KV1", "the list stays"
 
 
+def test_the_result_of_a_hold_is_above_the_button_that_made_it(visit: Visit, lens: LensRuns) -> None:
+    def places(**link: str) -> tuple[list[int], int]:
+        app = visit(lens.folder, "replay", run=lens.repeated, **AT, **link)
+        nodes = [node for node in app.main if not hasattr(node, "children")]
+        button = next(place for place, node in enumerate(nodes) if node.type == "button")
+        results = [k for k, node in enumerate(nodes) if node.type == "markdown" and "Answer restored" in node.value]
+        return results, button
+
+    (result,), button = places()
+    assert result == button - 1
+    assert places(whatif="none")[0] == []
+
+
 def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
     visit: Visit, lens: LensRuns, asked: list[TryChoice]
 ) -> None:

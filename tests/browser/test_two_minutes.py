@@ -61,6 +61,20 @@ def outcome(page: Page) -> list[str]:
     ]
 
 
+def _result_is_at_the_button(page: Page) -> None:
+    """The result of the hold is in view above its button, in the same column, without scrolling, on a small screen."""
+    page.set_viewport_size({"width": 1280, "height": 720})
+    settled(page)
+    result = page.locator(".st-key-hold_result").bounding_box()
+    button = page.locator(".st-key-hold_resident button").first.bounding_box()
+    assert result is not None
+    assert button is not None
+    assert result["y"] >= 0
+    assert button["y"] + button["height"] <= 720
+    assert 0 <= button["y"] - (result["y"] + result["height"]) < 40
+    assert abs(result["x"] - button["x"]) < 40
+
+
 def _list_and_undo(page: Page, span: int) -> None:
     """A click puts the span on a list, Back takes it off again; Undo leads to the run as it was recorded, and Back to
     the outcome."""
@@ -113,6 +127,7 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
 
     page.get_by_role("button", name="Hold it resident").click()
     expect(page).to_have_url(re.compile("whatif="), timeout=RUN_MS)
+    _result_is_at_the_button(page)
     shown = outcome(page)
     assert shown[0] == "Answer restored\n\nyes"
     assert re.fullmatch(r"Bytes held\n\n\d+(\.\d+)? kB", shown[2])

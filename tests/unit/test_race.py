@@ -22,6 +22,8 @@ from kvlens.cli.main import app
 from kvlens.engine import prefill
 from kvlens.engine.prefill import Surprisals
 from kvlens.engine.sharedpasses import SharedPasses
+from kvlens.lens.listing import Search
+from kvlens.lens.runlist import search_runs
 from kvlens.lens.segments import segments_of
 from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import recorder
@@ -31,7 +33,6 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
-from kvlens.runs.lanedifferences import lane_differences
 from kvlens.runs.memory import RunBeyondMemory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
@@ -357,7 +358,8 @@ def test_a_lane_that_repeats_another_is_refused(tmp_path: Path) -> None:
     assert [lane.state for lane in lanes] == ["completed", "completed", "refused", "completed"]
     assert str(lanes[2].message).startswith("this lane")
     assert lanes[2].uid is None
-    differences = lane_differences(tmp_path)
+    table = search_runs(tmp_path, Search(method="snapkv"))
+    differences = dict(zip(table["uid"], table["differs"], strict=True))
     assert differences == {lane.uid: f"kernel {value}" for lane, value in ((lanes[1], usual), (lanes[3], "3"))}
     listed = CliRunner().invoke(app, ["runs", "--runs", str(tmp_path)], env={"COLUMNS": "400"})
     assert all(difference in listed.stdout for difference in differences.values())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvlens.lens.knob import held_to, limit_of
+from kvlens.lens.knob import held_to
+from kvlens.lens.runsettings import settings_by
 from kvlens.methods import naming
+from kvlens.methods.differences import tell_apart
 from kvlens.store.reader import TraceReader
 
 
@@ -19,9 +21,12 @@ def run_name(reader: TraceReader) -> str:
 
 
 def short_names(runs: Sequence[TraceReader]) -> list[str]:
-    """Each run by what its method is called and as much more as tells it from the others: budget, preset, model, the
-    end of its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
+    """Each run by what its method is called, the settings that differ among runs of that name, and as much more as
+    tells it from the others: preset, model, the end of its uid. That it was fed another's tokens, or that ranges were
+    held, is always said. No two are alike."""
     names = [" ".join([naming.run_name(run.meta), *_list_changes(run)]) for run in runs]
+    differences = tell_apart(names, [settings_by(run.outcome_facts()) for run in runs])
+    names = [f"{name} {words}".rstrip() for name, words in zip(names, differences, strict=True)]
     for more in _MORE:
         words = [more(run) for run in runs]
         words_by_name = {
@@ -41,7 +46,6 @@ def _list_changes(reader: TraceReader) -> list[str]:
 
 
 _MORE: tuple[Callable[[TraceReader], str], ...] = (
-    lambda run: limit_of(run.meta),
     lambda run: f"({run.meta.preset})" if run.meta.preset else "",
     lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
     lambda run: f"…{run.uid.rpartition('-')[2]}",

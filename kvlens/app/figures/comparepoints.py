@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import finish
+from kvlens.methods.differences import varied
 from kvlens.methods.naming import titled
 from kvlens.text.units import si_bytes
 
@@ -91,9 +92,9 @@ def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[tuple[str, .
     }
     names = {}
     for line in lines:
-        siblings = [settings[each] for each in lines if each[0] == line[0]]
         line_settings = settings[line]
-        differing = [name for name in line_settings if len({each.get(name) for each in siblings}) > 1]
+        varied_names = set(varied([settings[each] for each in lines if each[0] == line[0]]))
+        differing = [name for name in line_settings if name in varied_names]
         if "number format" not in differing and frame["dtype"].nunique() > 1:
             differing.append("number format")
         words = [

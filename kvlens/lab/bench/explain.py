@@ -4,6 +4,8 @@ A trial is a prompt that full KV answers and the method does not. The run is sto
 that is compared with full KV, and the triples (layer, KV head, span) are taken in the order in which the stored run
 shows them (kvlens.lens.attribution). Then the free run is repeated with the first 1, 5 and 20 held from step 0, with
 five drawn at random from all triples, and with every span of the needle held for every head.
+
+It is no study of kvlens.studies: what is held follows from the effects of the run before.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@ distribution is compared with full KV's. No task, no answer, no luck of one toke
 
 Controls stand in the same table: full KV in other number formats (what rounding alone changes, the noise floor), and
 random eviction among the methods. Resumable; one line per trial is kept.
+
+It is no study of kvlens.studies: its noise floor compares other number formats with float32's full KV, and a study
+compares an arm with full KV in the arm's own format.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ gpu` replays them.
 The recalling methods are fed right answers token by token, so that all see the same steps. What is counted comes from
 the memory's own counts in the record of a step; of the method, only which heads it corrected, which no byte shows where
 nothing was missing. Step 0 is left out: nothing can be on the device by then.
+
+It is no study of kvlens.studies: it counts decisions in the records of each step.
 """
 
 from __future__ import annotations

@@ -66,9 +66,12 @@ class TableRequest(ComparedRequest):
         """Return the prompts of the study, in the order of the places."""
         counted = encoding(self.model)
         return [
-            task_prompt(*place, counted, "/".join(str(part) for part in place if part is not None))
-            for place in self.places()
+            task_prompt(*place, counted, name) for place, name in zip(self.places(), self.prompt_ids(), strict=True)
         ]
+
+    def prompt_ids(self) -> list[str]:
+        """Return the names of the prompts, in the order of the places."""
+        return ["/".join(str(part) for part in place if part is not None) for place in self.places()]
 
     def plan(self) -> StudyPlan:
         """Return the study whose trials are the table. Full KV is in every study; it is run a second time in another

@@ -227,7 +227,10 @@ def row_of(model: str, prompt: StudyPrompt, arm: Arm, trial: Trial) -> dict[str,
     row = {**prompt.drawn, "method": arm.method, "budget": arm.budget, "question": arm.question, "dtype": arm.dtype}
     row |= {"rule": rule, "origin": trial.origin, "prompt": prompt.id, "arm": arm.key()}
     figures = trial.figures or {}
-    row |= {"preset": figures.get("ran_preset", preset), "overrides": {**(figures.get("fitted") or {}), **overrides}}
+    row |= {
+        "preset": figures.get("ran_preset", arm.preset or preset),
+        "overrides": {**(figures.get("fitted") or {}), **overrides},
+    }
     if trial.state != "completed":
         if trial.smallest_share is not None:
             return row | {"infeasible": trial.smallest_share}

@@ -3,6 +3,8 @@ N] [--out FILE]`.
 
 First selections on the demo model, 2048 tokens: rank of the asked pages among the candidates under the published score
 and its variants, and the part of them that was kept at 20 % attended.
+
+It is no study of kvlens.studies: it reads the ranks of pages inside the first selection.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ the choice and without it, full KV's answer fed token by token.
 
 Prompts of kvlens.tasks in the model's chat form, the question known. A prompt that was run stays in the result; the
 same command again goes on with the next. docs/evidence/choices.md has what was found.
+
+It is no study of kvlens.studies: it reads the queries of full KV's steps, and feeds its answer to all arms.
 """
 
 from __future__ import annotations

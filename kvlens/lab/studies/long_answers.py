@@ -6,6 +6,8 @@ Prompts of the task `countdown`: the answer counts down for 370 tokens, then nam
 plain text: in its chat form it ends the answer behind the count. The steps of a batch of prompts are computed together,
 and nothing is recorded. An answer ends with its first line. The file is written after each trial, and a trial in it is
 not run again. `kvlens.lab.studies.long_generation` measures what such an answer takes.
+
+It is no study of kvlens.studies: it counts the lines of the whole answer, and a trial keeps its beginning.
 """
 
 from __future__ import annotations

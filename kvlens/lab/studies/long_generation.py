@@ -10,6 +10,8 @@ grew by in the second half, and CPU seconds per step, the last quarter's over th
 that is slow all along cancels out: the medians, and those of the fastest tenth, which other processes disturb less.
 FullKV without a limit stands beside them. Finished rows are kept in the file; a row made by other code or settings is
 made again.
+
+It is no study of kvlens.studies: it reads memory and CPU time of the process between steps.
 """
 
 from __future__ import annotations

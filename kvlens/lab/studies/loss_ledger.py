@@ -7,6 +7,8 @@ Prompts go round over niah_multikey, niah_kinds and niah_single, and over a ques
 after the context was placed. A method that cannot keep to the budget gets 1.02 times its smallest one, which the row
 records. Every prompt that full KV answers also gets its oracle frontier. Trials are kept one a line, so that an
 interrupted study goes on. `--summarise` makes the table of what is kept and runs nothing.
+
+It is no study of kvlens.studies: a repair changes what happens inside a run, and follows from that run's effects.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Prompts of niah_single unless a task is named, the needle in the middle unless a
 arm changes what its name says, the budget where that is named. ShadowKV's other arms attend a fixed number of tokens of
 chosen chunks and have no byte limit, so that its rank and its chunks can be changed apart. *held*: of the answers that
 *unchanged* loses, those that come back when the 20 (layer, KV head, span) with most effect are held.
+
+It is no study of kvlens.studies: what an arm holds follows from the effects of the run before it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Rows of another preset beside a method's own in a published quality table.
+"""Rows of another preset beside a method's own in a published quality table, as a study.
 
-    python -m kvlens.lab.studies.preset_rows TABLE METHOD PRESET --kept FILE [--collect]
+    python -m kvlens.lab.studies.preset_rows TABLE METHOD PRESET --runs FOLDER [--minutes N] [--collect]
 
-TABLE names a study file of kvlens/lab/bench/tables, `quality-smollm2` for one. Trials are kept one a line, so that an
-interrupted measurement goes on. The rows are written into the table's result file as `variants`; `--collect` runs
-nothing and writes the rows of the trials that FILE has.
+TABLE names a study file of kvlens/lab/bench/tables, `quality-smollm2` for one. The study is stored in the folder of
+runs; run the command again to go on with it. The rows are written into the table's result file as `variants`;
+`--collect` runs nothing and writes the rows of the trials that the study has.
 """
 
 from __future__ import annotations
@@ -15,59 +15,66 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlens.lab.bench import kept as keeping
-from kvlens.lab.bench.provenance import about, made_elsewhere
+from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.tablefile import quality_request
-from kvlens.lab.bench.trialprompts import Prompts, Trial
-from kvlens.lab.bench.trials import carry_out
+from kvlens.lab.bench.tablestudy import carry_out_table, stored_rows
 from kvlens.lab.results.summary import grouped, summary
+from kvlens.runs.request import RunRequest
+from kvlens.studies.plan import Arm, ListedArm, StudyPlan
 
+KIND = "variants"
+"""of the study: all presets of one table's model and number format are arms of it"""
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-_NEEDED = ("task", "index", "budget", "method", "preset")
 Row = dict[str, Any]
 
 
-def trials_of(request: QualityRequest, method: str) -> list[Trial]:
-    """Return the trials that a method has in a table."""
-    return [
-        Trial(task, length, depth, seed, index, method, budget, request.question)
-        for task, length, depth, seed, index in request.places()
-        for budget in request.budgets
-    ]
+class PresetRequest(QualityRequest):
+    """The trials that one method has in a table, under another preset. Full KV is not run again."""
+
+    preset: str
+
+    def arms(self) -> list[Arm]:
+        """Return an arm for each budget."""
+        shared = {"preset": self.preset, "question": self.question}
+        return [Arm(method=name, budget=budget, **shared) for name in self.methods for budget in self.budgets]
+
+    def plan(self) -> StudyPlan:
+        """Return the study of the listed arms, with the table's settings."""
+        prompts = tuple(self.prompt_ids())
+        return StudyPlan(
+            shared=RunRequest(model=self.model, dtype=self.dtype, device=self.device, threads=1),
+            entrants=(),
+            listed=tuple(ListedArm(arm=arm, prompts=prompts) for arm in self.arms()),
+            traces=self.traces,
+            generation="task",
+        )
 
 
-def measure(request: QualityRequest, method: str, preset: str, path: Path) -> None:
-    """Run the trials that `path` lacks."""
-    import torch
-
-    from kvlens.engine.engine import Engine
-    from kvlens.engine.models import load
-
-    finished = {_place(row) for row in keeping.read(path, _NEEDED, lambda row: row["preset"] == preset)}
-    torch.set_num_threads(1)
-    engine = Engine(load(request.model, request.device, request.dtype))
-    prompts = Prompts(engine, request.first_seed, (method,))
-    for trial in trials_of(request, method):
-        if (trial.task, trial.index, trial.budget) not in finished:
-            keeping.append(path, carry_out(engine, prompts, trial, preset=preset))
+def preset_request(table: QualityRequest, method: str, preset: str, **changes: Any) -> PresetRequest:
+    """Return the request of a method's rows under a preset. changes: other fields that are not the table's."""
+    return PresetRequest(**{**table.model_dump(), "methods": (method,), "preset": preset, **changes})
 
 
-def variants(rows: Sequence[Row], request: QualityRequest, method: str, preset: str) -> list[Row]:
-    """Return a line per task and budget of the request that has trials: as the table's lines, with `variant`, the
-    preset. A trial that was kept twice counts once."""
-    places = {(trial.task, trial.index, trial.budget) for trial in trials_of(request, method)}
-    trials = {_place(row): row for row in rows if row["method"] == method and row["preset"] == preset}
+def measure(request: PresetRequest, runs_dir: Path) -> list[Row]:
+    """Run the trials that the study lacks, and return the rows. Raises ValueError, StudyBusy and TraceError as
+    `carry_out_table`."""
+    return list(carry_out_table(KIND, request, runs_dir, lambda *_: None, print).rows)
+
+
+def collect(request: PresetRequest, runs_dir: Path) -> list[Row]:
+    """Return the rows of the trials that the study has. Raises RunNotFound where nothing was measured."""
+    keys = {arm.key() for arm in request.arms()}
+    return [row for row in stored_rows(KIND, request, runs_dir) if row["arm"] in keys]
+
+
+def variants(rows: Sequence[Row], preset: str) -> list[Row]:
+    """Return a line per task and budget that has trials: as the table's lines, with `variant`, the preset."""
     basis = ("method", "budget", "task")
-    groups = grouped((row for place, row in trials.items() if place in places), basis)
     return [
         dict(zip(basis, cell, strict=True)) | {"dtype": "", "variant": preset, **summary(group), "lost": lost(group)}
-        for cell, group in groups.items()
+        for cell, group in grouped(rows, basis).items()
     ]
-
-
-def _place(row: Row) -> tuple[str, int, str]:
-    return row["task"], row["index"], row["budget"]
 
 
 def main() -> None:
@@ -76,17 +83,17 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("method")
     parser.add_argument("preset")
-    parser.add_argument("--kept", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of runs that the study is stored in")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this long; what is done counts")
     parser.add_argument("--collect", action="store_true", help="run nothing")
     arguments = parser.parse_args()
-    request = quality_request(Path(arguments.table))
-    if not arguments.collect:
-        measure(request, arguments.method, arguments.preset, arguments.kept)
-    rows = keeping.read(arguments.kept, _NEEDED, lambda row: True)
+    table = quality_request(Path(arguments.table))
+    request = preset_request(table, arguments.method, arguments.preset, minutes=arguments.minutes)
+    rows = (collect if arguments.collect else measure)(request, arguments.runs)
     target = RESULTS / f"{arguments.table}.json"
     result = json.loads(target.read_text(encoding="utf-8"))
-    provenance = about((arguments.method,), request.model) | made_elsewhere(rows)
-    lines = variants(rows, request, arguments.method, arguments.preset)
+    provenance = about((arguments.method,), request.model)
+    lines = variants(rows, arguments.preset)
     other_lines = [
         line
         for line in result.get("variants", [])

@@ -6,6 +6,8 @@ alone.
 
 Single runs are kept in runs/sekv_tables.jsonl, so an interrupted benchmark continues. Prompts come from seeds that no
 training uses.
+
+It is no study of kvlens.studies: it reads the errors of factors from the records of prefill.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 Prompts: the topics of Python's own documentation (pydoc_data), whole sentences in their order, with one sentence that
 tells a number, in the chat form with the beginning of the answer. The question is known: it stands in the prompt.
+
+It is no study of kvlens.studies: an oracle takes the place of a part inside a step.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ Prompts, lengths and budgets are those of the quality tables. Every arm has the 
 with at that length and budget; an arm changes the router, or what of it decides. It runs every N-th prompt from the
 I-th on, appends a row for each arm to FILE and leaves out what is there. `kvlens.lab.studies.sekv_router_page` makes
 the tables and the page of the rows.
+
+It is no study of kvlens.studies: it counts what the router asks for inside each step.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ parameters.
 With --router, a file of `kvlens train sekv`, there are the arms of a trained router, too. Prompts are those of
 kvlens/lab/studies/sekv_real.py: real prose, one sentence that tells a number, the question known. Rows go to --runs
 as they are made, and what is there is not made again; --out gets the table of all of them.
+
+It is no study of kvlens.studies: its prompts and its judge are those of sekv_real, and it takes CPU time.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 Every arm runs the same prompts with the question known: read with its context. The parameters are those that the
 quality tables run with; an arm changes `zones` alone, and `no-coarse` is another preset. Each prompt is run twice under
 every arm: freely, for the answer, and fed the tokens of full KV, for all other figures, so that steps compare.
+
+It is no study of kvlens.studies: it reads the layout and the counts of zones inside each step.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common import data, sentences, session, widgets
@@ -13,7 +14,8 @@ from kvlens.app.ui.common.effectplace import follow_effects
 from kvlens.app.ui.common.state import Selection
 from kvlens.budget import phrase
 from kvlens.lens.condition import condition
-from kvlens.lens.listing import budget_of
+from kvlens.lens.listing import budget_of, differences_in, listing_of
+from kvlens.methods.differences import DTYPE, QUESTION, SEED
 from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 
@@ -33,7 +35,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     uids = [str(uid) for uid in table["uid"]]
     target = selection.run if selection.run is not None else _newest_readable(table)
     left_column, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
-    labels = dict(zip(uids, map(run_label, table.to_dict("records")), strict=True))
+    labels = run_labels(table, run_label)
     options = uids if target in uids else [target, *uids]
     key = f"run_picker_{title}"  # of its own on every page: what another page's showed is no choice made on this one
     session.follow(key, target)
@@ -70,14 +72,24 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     return reader, selection
 
 
-def run_label(row: Mapping[Any, Any]) -> str:
-    """A run in the picker: its name, when, method and preset, model, budget, prompt length, steps; the status when it
-    is not whole."""
+def run_labels(table: pd.DataFrame, label: Callable[[Mapping[Any, Any], str], str]) -> dict[str, str]:
+    """Return uid -> the label of a run, with what tells it from the table's other runs of its method. label: makes it
+    of a row and these words. Runs whose settings were not read yet have none."""
+    rows = table.to_dict("records")
+    listed_runs = listing_of(data.runs_dir()).read([str(row["uid"]) for row in rows], 0.0)
+    words = differences_in(rows, listed_runs, (DTYPE, QUESTION, SEED))
+    return {str(row["uid"]): label(row, differs) for row, differs in zip(rows, words, strict=True)}
+
+
+def run_label(row: Mapping[Any, Any], differs: str = "") -> str:
+    """A run in the picker: its name, when, method and preset, what tells it from the others, model, budget, prompt
+    length, steps; the status when it is not whole."""
     get, preset = row.get, _text(row.get("preset"))
     parts = [
         _text(get("name")),
         str(get("created") or "")[:16].replace("T", " "),
         data.row_title(row) + (f" ({preset})" if preset else ""),
+        differs,
     ]
     if _true(get("hold")) or _true(get("changed")):
         parts.append("what-if")
@@ -95,12 +107,13 @@ def run_label(row: Mapping[Any, Any]) -> str:
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
 
 
-def short_label(row: Mapping[Any, Any]) -> str:
-    """A run where several are picked: its name, method, budget, what was done to it, when, the end of its uid."""
+def short_label(row: Mapping[Any, Any], differs: str = "") -> str:
+    """A run where several are picked: its name, method, what tells it from the others, budget, what was done to it,
+    when, the end of its uid."""
     get = row.get
     uid = _text(get("uid"))
     parts = [_text(get("name"))] if _text(get("name")) else []
-    parts += [data.row_title(row) or "unreadable"]
+    parts += [data.row_title(row) or "unreadable", *([differs] if differs else [])]
     parts += [budget_of(row)] if _text(get("budget_bytes")) else []
     parts += ["what-if"] if _true(get("hold")) or _true(get("changed")) else ["forced"] if _true(get("forced")) else []
     return " · ".join([*parts, str(get("created") or "")[5:16].replace("T", " "), f"…{uid.rpartition('-')[2]}"])

@@ -12,9 +12,9 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.compare.names import short_names
 from kvlens.app.compare.pair import Pair
-from kvlens.app.ui.common import comparing, data, lensdata, sentences, session, widgets
+from kvlens.app.ui.common import comparing, data, sentences, session, widgets
 from kvlens.app.ui.common.comparing import MOST, Comparison
-from kvlens.app.ui.common.frame import short_label
+from kvlens.app.ui.common.frame import run_labels, short_label
 from kvlens.app.ui.compare import requested_runs
 from kvlens.app.ui.compare.finding import Finding, finding, in_focus
 from kvlens.store.reader import TraceError, TraceReader
@@ -129,7 +129,7 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
 
 def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
     """Runs of the first one's prompt come first."""
-    labels = {str(row["uid"]): short_label(row) for row in lensdata.rows(table)}
+    labels = run_labels(table, short_label)
     prompt = requested_runs.prompt_of(runs[0]) if runs else None
     options = sorted(labels, key=lambda uid: prompt is None or requested_runs.prompt_of(uid) != prompt)
     left_column, link = st.columns([14, 1.6], vertical_alignment="bottom")

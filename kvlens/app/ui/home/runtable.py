@@ -9,11 +9,10 @@ import streamlit as st
 
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.home.reading import UNREAD
-from kvlens.lens.listing import ListedRun, limit_in
+from kvlens.lens.listing import ListedRun, differences_in, limit_in
 from kvlens.lens.outcomelabel import outcome_label
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
-from kvlens.runs.lanedifferences import lane_differences
 from kvlens.text.units import si_bytes
 
 AT_ONCE = "The run shared its decode steps with other prompts. Its duration is not that of a run alone."
@@ -24,16 +23,15 @@ ROW, HEAD, MOST = 35, 40, 560
 def shown_runs(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> pd.DataFrame:
     """What is shown of each run, in the order of the table. Names, tags, notes and prompts at once have columns
     where there are any."""
-    differences = lane_differences(data.runs_dir())
+    rows = table.to_dict("records")
+    differences = differences_in(rows, listed_runs)
     came = [None if item is None else item.outcome for item in listed_runs]
     shown = pd.DataFrame(
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "method": [
-                f"{data.row_title(row)} {differences.get(row['uid'], '')}".strip() for row in table.to_dict("records")
-            ],
-            "held to": [limit_in(row, item) for row, item in zip(table.to_dict("records"), listed_runs, strict=True)],
+            "method": [f"{data.row_title(row)} {words}".strip() for row, words in zip(rows, differences, strict=True)],
+            "held to": [limit_in(row, item) for row, item in zip(rows, listed_runs, strict=True)],
             "KV in": table["dtype"].fillna(""),
             "outcome": [UNREAD if item is None else outcome_label(item.words, item.kinds) for item in came],
             "expected": ["" if item is None else _line(item.expected) for item in came],

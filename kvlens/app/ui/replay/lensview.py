@@ -63,7 +63,7 @@ def _meta(uid: str | None) -> RunMeta | None:
 
 
 def panel(reader: TraceReader, selection: Selection) -> None:
-    """The verdict and, beside it, what can be tried; below them a running repeat, and the last outcome in one line."""
+    """The verdict and, beside it, what can be tried with the last outcome; below them a running repeat."""
     table = data.runs_lately()
     loss = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
@@ -76,7 +76,6 @@ def panel(reader: TraceReader, selection: Selection) -> None:
             else:
                 st.markdown("  \n".join(lines(reader, loss)))
                 awaited.effects_line(reader)
-            trial_outcome.in_a_line(outcomes, reader.meta)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
         if job is not None:

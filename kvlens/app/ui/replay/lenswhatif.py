@@ -20,7 +20,7 @@ from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.leastsearches import offer_searches, packs_numbers
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.app.ui.replay.triable import refusal
-from kvlens.app.ui.replay.trial_outcome import shown_of
+from kvlens.app.ui.replay.trial_outcome import at_the_button, shown_of
 from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.pieces import Piece
 from kvlens.lens.severity import right
@@ -49,6 +49,7 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
     current_draft = _possible(draft.current(reader.uid), knob)
     hangs = verdict is None and _nothing_to_bring_back(reader)
     offered, step = _offered(reader, selection, verdict, hangs, current_draft)
+    at_the_button(outcomes, reader.meta)
     with st.container(horizontal=True, vertical_alignment="center"):
         default_spans = () if current_draft.listed or current_draft.share else offered
         holds, drops = default_spans if verdict is not None else (), default_spans if hangs else ()

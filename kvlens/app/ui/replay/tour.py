@@ -24,7 +24,7 @@ def _read(name: str) -> str:
 
 _tour = st.components.v2.component("kvlens_tour", html=_read("tour.html"), css=_read("tour.css"), js=_read("tour.js"))
 
-VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
+VERDICT, HOLD, RESULT, TRIED = "verdict", "hold_resident", "hold_result", "tried"
 """keys of what the marks point at"""
 
 
@@ -102,7 +102,7 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
             "seconds.",
         },
         {
-            "within": f".st-key-{HOLD if tried is None else TRIED}",
+            "within": f".st-key-{HOLD if tried is None else RESULT}",
             "begins": "",
             "inside": "",
             "title": "Is it back?",

@@ -15,7 +15,7 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.lensdata import NONE
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import error, plain
-from kvlens.app.ui.replay import draft
+from kvlens.app.ui.replay import draft, tour
 from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.trydetails import line, made_of, more_bytes, nats_text
 from kvlens.lens.fewest_bits import NAMED
@@ -28,6 +28,9 @@ from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
+
+MOST_OF_ANSWER = 40
+"""characters of an answer at the button"""
 
 
 def draw_trials(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
@@ -57,20 +60,28 @@ def draw_trials(reader: TraceReader, trials: list[Try], selection: Selection) ->
             _list(reader, trials, shown)
 
 
-def in_a_line(trials: list[Try], repeated: RunMeta) -> None:
-    """The outcome of the try that is looked at, in one line; `draw_trials` has the whole of it. Nothing without one."""
+def at_the_button(trials: list[Try], repeated: RunMeta) -> None:
+    """The outcome of the try that is looked at, above the button that repeats the run; `draw_trials` has the whole of
+    it. Nothing without one."""
     shown = shown_of(trials)
     if shown is None or (summary := shown.summary) is None:
         return
     label, value = _came(shown, summary)
     parts = [
+        f"answer {_clipped(summary.answer_before)} → {_clipped(summary.answer_after)}",
         shown.brief(),
-        f"{label[0].lower()}{label[1:]}: {value}",
         f"KL {nats_text(summary.kl_before)} → {nats_text(summary.kl_after)} nats",
     ]
     if shown.holds and not shown.mixed and (more := shown.more_bytes(repeated.budget_bytes)) is not None:
         parts.append(si_bytes(more))
-    st.markdown(f"**Last try**: {plain(' · '.join(parts))}")
+    with st.container(key=tour.RESULT):
+        st.markdown(f"**{plain(f'{label}: {value}')}** · {plain(' · '.join(parts))}")
+
+
+def _clipped(answer: str | None) -> str:
+    """An answer, cut where it is long."""
+    text = line(answer)
+    return text if len(text) <= MOST_OF_ANSWER else f"{text[:MOST_OF_ANSWER]}…"
 
 
 def shown_of(trials: list[Try]) -> Try | None:

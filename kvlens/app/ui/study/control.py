@@ -15,13 +15,13 @@ def controls(results: Results, running: bool) -> None:
     """Draw what can be done with the study now. running: some process carries it out."""
     info = results.info
     title, runs_dir = f"Study {info.plan.name or info.id}", data.runs_dir().resolve()
-    if running:
-        job = next((job for job in manager().jobs() if job.active and job.study == info.id), None)
-        if job is not None and st.button("Pause", key="study_pause", icon=":material/pause:"):
-            manager().cancel(job.id)
-            st.rerun()
-        return
-    with st.container(horizontal=True):
+    with st.container(horizontal=True):  # one place in either case, so that nothing below it moves
+        if running:
+            job = next((job for job in manager().jobs() if job.active and job.study == info.id), None)
+            if job is not None and st.button("Pause", key="study_pause", icon=":material/pause:"):
+                manager().cancel(job.id)
+                st.rerun()
+            return
         if results.ended < results.planned and st.button("Go on", key="study_resume", icon=":material/play_arrow:"):
             _submit(resume_command(info.id, runs_dir), title)
         with st.popover("Extend", icon=":material/add:", key=f"study_extend_{info.id}"):
