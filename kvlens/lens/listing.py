@@ -116,12 +116,14 @@ def told_of(facts: OutcomeFacts | None, problem: str) -> ListedRun:
 
 
 def differences_in(
-    rows: Sequence[Mapping[Any, Any]], listed_runs: Sequence[ListedRun | None], others: Sequence[str] = (QUESTION, SEED)
+    rows: Sequence[Mapping[Any, Any]],
+    listed_runs: Sequence[ListedRun | None],
+    conditions: Sequence[str] = (QUESTION, SEED),
 ) -> list[str]:
     """Return of each run of a list the words that tell it from the list's other runs of its method: 'tau 0.9, seed 3'.
-    others: settings besides parameters that the list shows nowhere else."""
+    conditions: settings besides parameters that the list shows nowhere else."""
     settings = [None if item is None else item.settings for item in listed_runs]
-    return tell_apart([str(row.get("method")) for row in rows], settings, others)
+    return tell_apart([str(row.get("method")) for row in rows], settings, conditions)
 
 
 def limit_in(row: Mapping[Any, Any], listed_run: ListedRun | None) -> str:

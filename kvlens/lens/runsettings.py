@@ -17,15 +17,15 @@ def settings_by(facts: OutcomeFacts) -> RunSettings:
     method, parameters = str(facts.method), dict(facts.parameters)
     if attends_by(method, facts.sizes) is not None:
         parameters = {name: value for name, value in parameters.items() if name not in (KEPT, COUNTED)}
-    chosen = _preset_texts(method, facts.preset)
-    changed = {name for name, value in parameters.items() if name in chosen and chosen[name] != value}
-    others = {
+    preset_values = _preset_texts(method, facts.preset)
+    changed = {name for name, value in parameters.items() if name in preset_values and preset_values[name] != value}
+    conditions = {
         BUDGET: limit_by(facts),
         QUESTION: facts.question or "in",
         DTYPE: facts.dtype or "",
         SEED: "" if facts.seed is None else str(facts.seed),
     }
-    return RunSettings(parameters, frozenset(changed | set(facts.requested)), others)
+    return RunSettings(parameters, frozenset(changed | set(facts.requested)), conditions)
 
 
 @lru_cache(maxsize=512)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 BUDGET, QUESTION, DTYPE, SEED = "budget", "question", "dtype", "seed"
 """settings of a run besides its method's parameters"""
-OTHERS = (BUDGET, QUESTION, DTYPE, SEED)
+CONDITIONS = (BUDGET, QUESTION, DTYPE, SEED)
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class RunSettings:
     """all parameters of the method, those that a preset chose among them"""
     requested: frozenset[str]
     """names of the parameters that a person set"""
-    others: Mapping[str, str]
-    """OTHERS -> value"""
+    conditions: Mapping[str, str]
+    """CONDITIONS -> value"""
 
 
 def varied(settings: Sequence[Mapping[str, object]]) -> list[str]:
@@ -38,7 +38,7 @@ def setting_words(name: str, value: object) -> str:
 
 
 def tell_apart(
-    groups: Sequence[Hashable], settings: Sequence[RunSettings | None], others: Sequence[str] = OTHERS
+    groups: Sequence[Hashable], settings: Sequence[RunSettings | None], conditions: Sequence[str] = CONDITIONS
 ) -> list[str]:
     """Return for each run the words of what differs among the runs of its group: 'tau 0.9, seed 3'; '' for a run that
     is alone or whose settings are unknown. A parameter is compared if a person set it in a run of the group: the values
@@ -47,26 +47,26 @@ def tell_apart(
     Args:
         groups: of each run, what it is compared within, such as its method.
         settings: of each run; None: unknown.
-        others: which of OTHERS are compared.
+        conditions: which of CONDITIONS are compared.
     """
     members: dict[Hashable, list[RunSettings]] = {}
     for group, run in zip(groups, settings, strict=True):
         if run is not None:
             members.setdefault(group, []).append(run)
-    names = {group: _differing(runs, others) for group, runs in members.items()}
+    names = {group: _differing(runs, conditions) for group, runs in members.items()}
     return ["" if run is None else _words(run, names[group]) for group, run in zip(groups, settings, strict=True)]
 
 
-def _differing(runs: Sequence[RunSettings], others: Sequence[str]) -> list[str]:
+def _differing(runs: Sequence[RunSettings], conditions: Sequence[str]) -> list[str]:
     requested = frozenset(name for run in runs for name in run.requested)
-    return varied([_compared(run, requested, others) for run in runs])
+    return varied([_compared(run, requested, conditions) for run in runs])
 
 
-def _compared(run: RunSettings, requested: frozenset[str], others: Sequence[str]) -> dict[str, str]:
+def _compared(run: RunSettings, requested: frozenset[str], conditions: Sequence[str]) -> dict[str, str]:
     parameters = {name: value for name, value in run.parameters.items() if name in requested}
-    return parameters | {name: run.others[name] for name in others if name in run.others}
+    return parameters | {name: run.conditions[name] for name in conditions if name in run.conditions}
 
 
 def _words(run: RunSettings, names: Sequence[str]) -> str:
-    values = {**run.parameters, **run.others}
+    values = {**run.parameters, **run.conditions}
     return ", ".join(setting_words(name, values[name]) for name in names if values.get(name))

@@ -145,7 +145,12 @@ def test_a_try_of_another_budget_is_a_repeat_as_a_hold_is() -> None:
 def test_runs_that_differ_in_a_parameter_have_other_names_in_lists_and_pickers(visit: Visit, tmp_path: Path) -> None:
     values = {"20260301-000000-low": 0.7, "20260301-000001-high": 0.9}
     for uid, tau in values.items():
-        about = {"method": "freekv", "preset": None, "config": {"tau": tau}, "request": {"overrides": {"tau": tau}}}
+        about: dict[str, Any] = {
+            "method": "freekv",
+            "preset": None,
+            "config": {"tau": tau},
+            "request": {"overrides": {"tau": tau}},
+        }
         write_synthetic(tmp_path, 2, 4, 2, 4, 8, uid=uid, prompt_tokens=80, **about)
     app = visit(tmp_path)
     assert dict(zip(app.dataframe[0].value["run"], app.dataframe[0].value["method"], strict=True)) == {

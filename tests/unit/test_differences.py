@@ -1,4 +1,4 @@
-"""What lists name of runs of one method: the settings that differ among them, and no others."""
+"""What lists name of runs of one method: the settings that differ among them, and no conditions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvlens.store.reader import TraceReader, list_runs
 from tests.synthetic import write_synthetic
 
 FreeKV = get("freekv")
-OTHERS = {BUDGET: "20%", QUESTION: "in", DTYPE: "float32", SEED: "0"}
+CONDITIONS = {BUDGET: "20%", QUESTION: "in", DTYPE: "float32", SEED: "0"}
 
 
-def settings(requested: str = "", others: dict[str, str] | None = None, **parameters: str) -> RunSettings:
-    return RunSettings(parameters, frozenset(requested.split()), OTHERS | (others or {}))
+def settings(requested: str = "", conditions: dict[str, str] | None = None, **parameters: str) -> RunSettings:
+    return RunSettings(parameters, frozenset(requested.split()), CONDITIONS | (conditions or {}))
 
 
 def test_a_name_that_is_absent_somewhere_differs() -> None:
@@ -52,7 +52,7 @@ def test_what_differs_within_a_group_is_named_with_the_value_of_each() -> None:
     ],
 )
 def test_settings_besides_parameters_are_named_where_a_list_wants_them(name: str, value: str, expected: str) -> None:
-    runs = [settings(), settings(others={name: value})]
+    runs = [settings(), settings(conditions={name: value})]
     assert tell_apart("aa", runs)[1] == expected
     assert tell_apart("aa", runs, ()) == ["", ""]
 

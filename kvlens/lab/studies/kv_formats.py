@@ -52,8 +52,8 @@ def measure(request: FormatRequest, runs_dir: Path) -> dict[str, Any]:
     """Run the trials that the study lacks, and return {"about", "lines"}: of each length, method and budget the peak as
     a share of full KV in 16 bits, or the least share that is feasible."""
     measured = carry_out_table("formats", request, runs_dir, lambda *_: None, print)
-    fields = {"model": request.model, "task": TASK, "dtype": request.dtype, "lengths": list(request.lengths)}
-    fields |= {"budgets": list(request.budgets), "steps": STEPS}
+    fields: dict[str, Any] = {"model": request.model, "task": TASK, "dtype": request.dtype}
+    fields |= {"lengths": list(request.lengths), "budgets": list(request.budgets), "steps": STEPS}
     return {"about": about(request.methods, request.model) | fields, "lines": list(map(line_of, measured.rows))}
 
 
