@@ -17,6 +17,7 @@ import numpy as np
 
 from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
+from kvlens.heap import give_back
 from kvlens.holds import Drop, Hold, Triple, holds_of, less
 from kvlens.instruments import Effects
 from kvlens.records import PrefillRecord, StepRecord
@@ -121,7 +122,9 @@ class Repeat:
         holds: list[Hold] = []
         whole: Effects | None = None
         for _ in range(1 if own_prompt else ROUNDS):
+            give_back()
             watched, records = records or self.follow(end, holds, cancelled), None
+            give_back()
             pairs = [(step.loss, step.oracle) for step in watched.steps]
             with self.engine.whole(self.prompt):
                 latest = effects(self.engine.loaded, self.read, self.reference, pairs, watched.spans, end, check)

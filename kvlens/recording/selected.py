@@ -38,8 +38,8 @@ def _attended(group: Attended, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     counts in one slot only."""
     slot = ((group.role != FREE) & (group.role != ROLE["coarse"]) & (group.position >= 0))[:, :, None]
     slot = slot.expand_as(group.weights)
-    if group.bias is not None:
-        slot = slot & (group.bias > -torch.inf)
+    if group.visible is not None:
+        slot = slot & group.visible
     position = group.position.clamp(0, n - 1).long()[:, :, None]
     if group.share is None:  # the memory keeps a token in one slot
         return slot, position
@@ -93,8 +93,8 @@ def read_positions(groups: Sequence[Attended], steps: int, at: list[int], owners
 def _read(group: Attended, steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:
     """bool [t, l, H_kv, G, n]: the position was attended, exactly or rebuilt, or its span's summary was."""
     attended = (group.role != FREE)[:, :, None].expand_as(group.weights)
-    if group.bias is not None:
-        attended = attended & (group.bias > -torch.inf)
+    if group.visible is not None:
+        attended = attended & group.visible
     tables = (attended, group.role[:, :, None], group.position[:, :, None], group.span[:, :, None])
     attended, role, position, span = (table.unflatten(0, (steps, -1))[at] for table in tables)
     summary = attended & (role == ROLE["coarse"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from kvlens.kernels.attend import LayerForm
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import EXACT, FREE
+from kvlens.recording.keyparts import KeyParts
 
 
 @dataclass
@@ -27,8 +29,8 @@ class Attended:
 
     weights: torch.Tensor
     """[l, H_kv, G, C]; empty if `Snapshot.keys` is given: the weights are computed from these keys later"""
-    bias: torch.Tensor | None
-    """[l, H_kv, G, C]; None: every slot was attended as it is"""
+    visible: torch.Tensor | None
+    """bool [l, H_kv, G, C]: slots that the query head could attend; None: all"""
     role: torch.Tensor
     span: torch.Tensor
     position: torch.Tensor
@@ -38,6 +40,11 @@ class Attended:
     """[l, H_kv, G]: the share that a sink logit takes, which has no key; None: there is no such logit"""
     summarised: torch.Tensor | None = None
     """bool [l, H_kv, G, P]: positions that summaries stand for; None: all of the summary's span"""
+
+    def take_layers(self, start: int, end: int) -> Attended:
+        """Return the attention of its layers [start, end), without a copy."""
+        tables: dict[str, Any] = {name: None if t is None else t[start:end] for name, t in vars(self).items()}
+        return Attended(**tables)
 
 
 @dataclass
@@ -98,7 +105,7 @@ class Snapshot:
     """columns the method itself knows, [L, Hq], NaN where it does not"""
     kv_columns: dict[str, torch.Tensor]
     """[L, H_kv]"""
-    shadow: torch.Tensor | None
+    shadow: torch.Tensor | KeyParts | None
     """[L, H_kv, n, D]: keys of all positions so far"""
     scaling: float
     spans: int
@@ -193,7 +200,7 @@ def join(parts: list[Attended]) -> Attended:
 
     return Attended(
         torch.cat([wide(part.weights, 0.0) for part in parts], 1),
-        torch.cat([wide(_bias(part), float("-inf")) for part in parts], 1),
+        torch.cat([wide(_visible(part), False) for part in parts], 1),
         torch.cat([wide(part.role, FREE) for part in parts], 1),
         torch.cat([wide(part.span, 0) for part in parts], 1),
         torch.cat([wide(part.position, -1) for part in parts], 1),
@@ -205,5 +212,5 @@ def join(parts: list[Attended]) -> Attended:
     )
 
 
-def _bias(part: Attended) -> torch.Tensor:
-    return torch.zeros_like(part.weights) if part.bias is None else part.bias
+def _visible(part: Attended) -> torch.Tensor:
+    return torch.ones_like(part.weights, dtype=torch.bool) if part.visible is None else part.visible

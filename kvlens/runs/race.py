@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.hangs import abandoning
+from kvlens.heap import give_back
 from kvlens.methods.faults import MethodFault, hangs, stray
 from kvlens.models.device import settle
-from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.lineup import Lineup
 from kvlens.runs.memory import MemoryNeed, check_race_memory

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.heap import give_back
 from kvlens.meta import Outcome
 from kvlens.metaparts import Counterfactual
 from kvlens.records import SelfCheck
@@ -96,6 +97,7 @@ def store(
     try:
         read = reading(prepared, planned, follow) if prepared.keeps_reading else None
         full, no_full = _full_kv(prepared, planned, pairing, follow)
+        give_back()
         result = engine.run(
             prompt,
             planned.method,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
+from kvlens.heap import give_back
 from kvlens.methods.faults import MethodFault, stray
 from kvlens.refusal import Refusal
-from kvlens.runs.carrying import give_back
 from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
