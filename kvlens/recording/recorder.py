@@ -69,7 +69,7 @@ class Recorder:
         full_kv: FullKVAttention | None = None,
         context: RunContext | None = None,
     ) -> None:
-        """tally: of the self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: steps at most; context: the model's."""
+        """tally: of self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: steps at most; context: of a model."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self.windowed, self._rotate = windowed, (context or method.context).rotate

@@ -57,20 +57,29 @@ def test_coverage_takes_the_prompts_keys_without_a_copy(tiny: Any, monkeypatch: 
 
 
 def test_freed_memory_is_given_back_only_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
     class Other:
         """A C library without malloc_trim."""
 
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Other())
-    heap._trim.cache_clear()
-    assert not heap.give_back()
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError()))
-    heap._trim.cache_clear()
-    assert not heap.give_back()
-    trimmed: list[int] = []
-    Other.malloc_trim = trimmed.append  # type: ignore[attr-defined]
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Other)
-    heap._trim.cache_clear()
+    class Glibc:
+        """A C library that notes its calls."""
+
+        def malloc_trim(self, *sizes: int) -> None:
+            calls.append(sizes)
+
+        def mallopt(self, *sizes: int) -> None:
+            calls.append(sizes)
+
+    def fail(name: None) -> None:
+        raise OSError
+
+    for library, answer in ((lambda name: Other(), False), (fail, False), (lambda name: Glibc(), True)):
+        monkeypatch.setattr(heap.ctypes, "CDLL", library)
+        heap._library.cache_clear()
+        assert heap.give_back() is answer
+        assert bool(calls) is answer
     assert heap.give_back()
-    assert trimmed == [0]
+    assert calls == [(-3, heap.LARGE), (-1, 2 * heap.LARGE), (0,), (0,)]
     monkeypatch.undo()
-    heap._trim.cache_clear()
+    heap._library.cache_clear()

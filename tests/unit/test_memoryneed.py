@@ -51,12 +51,16 @@ def kv_copies(**fields: Any) -> float:
     return (need.total - 4 * shape.layers * shape.q_heads * tokens) / need.full_kv
 
 
-def test_a_run_holds_its_prompt_slots_and_watched_keys() -> None:
+def test_a_run_holds_its_prompt_and_its_slots() -> None:
     assert kv_copies(method="full") == pytest.approx(2)
     assert kv_copies(method="snapkv", coverage=False) == pytest.approx(1.2)
-    assert kv_copies(method="quest", coverage=False) == pytest.approx(2.2)
+    assert kv_copies(method="snapkv") == pytest.approx(1.2)
+    assert kv_copies(method="quest") == pytest.approx(2)
+    assert kv_copies(method="freekv") == pytest.approx(2.2)
     assert kv_copies(method="snapkv", against=True) == pytest.approx(2)
-    assert kv_copies(method="quest", against=True) == pytest.approx(2.7)
+    assert kv_copies(method="quest", against=True) == pytest.approx(2)
+    assert kv_copies(method="freekv", against=True) == pytest.approx(2.2)
+    assert kv_copies(method="criticalkv", against=True) == pytest.approx(2.2)
 
 
 @pytest.mark.parametrize(("layers", "prompt_tokens", "together"), [(32, 8157, 1), (8, 8157, 3), (2, 512, 8)])
@@ -70,8 +74,9 @@ def test_tables_of_the_steps_that_are_measured_together_count(layers: int, promp
 def test_effects_of_a_compared_run_count() -> None:
     sizes = Sizes(KVShape(8, 32, 8, 64, 4), 8157, 200, None)
     fields = {"model": "demo", "method": "snapkv", "coverage": True}
-    alone, compared = (memory_need(RunRequest(**fields, against=against), sizes).masses for against in (False, True))
-    assert compared - alone == 64 * memory.EFFECT_BYTES * 32 * (8157 + 1 + 200)
+    alone, compared = (memory_need(RunRequest(**fields, against=against), sizes) for against in (False, True))
+    assert (alone.effects, compared.effects) == (0, 64 * memory.EFFECT_BYTES * 32 * (8157 + 1 + 200))
+    assert compared.total == max(2 * compared.full_kv + compared.masses, compared.full_kv + compared.effects)
 
 
 def test_a_run_beyond_memory_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
