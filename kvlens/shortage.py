@@ -64,8 +64,8 @@ def _less(phase: str) -> str:
     if phase == "read":
         return "close other programs, or ask for less: fewer runs, fewer steps, a smaller file"
     if phase == "decode":
-        return "take a smaller --budget, --no-coverage (coverage keeps a copy of all keys), or a shorter prompt"
-    return "take a shorter prompt, --dtype bfloat16, or --no-coverage (coverage keeps a copy of all keys)"
+        return "take a smaller --budget, --no-coverage (coverage keeps all keys), or a shorter prompt"
+    return "take a shorter prompt, --dtype bfloat16, or --no-coverage (coverage keeps all keys)"
 
 
 def _cut(sentence: str) -> str:

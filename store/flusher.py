@@ -19,11 +19,7 @@ _BLOCKS = 3
 class Flusher:
     """Owns the blocks that steps are copied into: each is with the engine's thread, in the queue, or free."""
 
-    def __init__(
-        self, trace_level: str, describe: Callable[[BaseException], TraceError], beat: Callable[[], None]
-    ) -> None:
-        """describe: an error of the disk or of a record as the run's own; beat: called every two seconds of a run
-        without an error, from this thread."""
+    def __init__(self, trace_level: str) -> None:
         self.trace_level = trace_level
         self.error: TraceError | None = None
         """why nothing more is written; whoever hands over looks at it"""
@@ -32,14 +28,17 @@ class Flusher:
         self.stalls = 0
         """how often the engine's thread had to wait for this one"""
         self.free: queue.Queue[Block] = queue.Queue()
-        self._describe, self._beat = describe, beat
         self._work: queue.Queue[Job | None] = queue.Queue()
         self._blocks_made = 0
         self._thread: threading.Thread | None = None
 
-    def start(self, file: TraceFile, name: str) -> None:
-        """Begin to write to `file`."""
-        self._thread = threading.Thread(target=self._loop, args=(file,), name=name, daemon=True)
+    def start(
+        self, file: TraceFile, name: str, describe: Callable[[BaseException], TraceError], beat: Callable[[], None]
+    ) -> None:
+        """Begin to write to `file`. describe: an error of the disk or of a record as the run's own; beat: called every
+        two seconds of a run without an error, from this thread. Only the thread holds the two, as long as it runs: the
+        writer is then freed without a garbage collection."""
+        self._thread = threading.Thread(target=self._loop, args=(file, describe, beat), name=name, daemon=True)
         self._thread.start()
 
     def put(self, job: Job) -> None:
@@ -69,8 +68,8 @@ class Flusher:
         self._thread.join()
         return True
 
-    def _loop(self, file: TraceFile) -> None:
-        beat = time.monotonic()
+    def _loop(self, file: TraceFile, describe: Callable[[BaseException], TraceError], beat: Callable[[], None]) -> None:
+        last_beat = time.monotonic()
         while True:
             try:
                 job = self._work.get(timeout=_HEARTBEAT_S)
@@ -85,8 +84,8 @@ class Flusher:
             except queue.Empty:
                 pass
             except BaseException as error:
-                self.error = self._describe(error)
-            if self.error is None and time.monotonic() - beat > _HEARTBEAT_S:
-                beat = time.monotonic()
+                self.error = describe(error)
+            if self.error is None and time.monotonic() - last_beat > _HEARTBEAT_S:
+                last_beat = time.monotonic()
                 with contextlib.suppress(Exception):  # only a display; the trace itself is what must not fail
-                    self._beat()
+                    beat()

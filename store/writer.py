@@ -56,7 +56,7 @@ class TraceWriter:
         self._shape: tuple[int, int, int] | None = None
         self._block: Block | None = None
         self._full_shape: Shape | None = None
-        self._flusher = Flusher(trace_level, self._describe, self._write_info)
+        self._flusher = Flusher(trace_level)
         self._n_steps = 0
         self._error: TraceError | None = None
         self._closed = False
@@ -82,7 +82,7 @@ class TraceWriter:
                 raise
             why = f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs."
             raise TraceError(why) from error
-        self._flusher.start(self._file, f"kvlens-trace-{self.uid}")
+        self._flusher.start(self._file, f"kvlens-trace-{self.uid}", self._describe, self._write_info)
 
     def prefill(self, record: PrefillRecord) -> None:
         """Hands over what prefill found."""

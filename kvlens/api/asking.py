@@ -49,7 +49,7 @@ class Settings(TypedDict, total=False):
     trace_level: str
     """"summary", "heads" or "spans": how much is recorded ("spans")"""
     coverage: bool
-    """keep a copy of all keys outside the budget, and record coverage (True)"""
+    """keep all keys, outside the budget, and record coverage (True)"""
     phases: bool
     """time the phases of every step, on a CPU (True)"""
     oracle: str

@@ -46,7 +46,8 @@ class Alongside:
         """decoded tokens that each layer has seen"""
         self._forms = forms_of(loaded.model, loaded.shape.bound(n + steps))
         self._sampled: Sequence[Sequence[int]] = ()
-        self._rows: list[list[torch.Tensor]] = []
+        self._rows: list[torch.Tensor | None] = []
+        """of each step [l, H_kv, G, n], filled layer by layer; None: no layer is sampled"""
         self._shared = shared
         self._path: Passes = ()
         self.why: str | None = None
@@ -54,7 +55,7 @@ class Alongside:
 
     def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
         """See kvlens.recording.recorder.FullKVAttention."""
-        self._sampled, self._rows = layers, [[] for _ in tokens]
+        self._sampled, self._rows = layers, [None] * len(tokens)
         if self.why is None:
             fed, self._token = (self._token, *tokens[:-1]), tokens[-1]
             self._path, sampled_layers = (*self._path, fed), tuple(map(tuple, layers))
@@ -69,9 +70,9 @@ class Alongside:
             except Exception as failure:
                 short = shortage(failure)
                 self.why = str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+        results, self._rows = self._rows, []  # kept here, a step's would last until the next steps
         if self.why is not None:
             return [None] * len(tokens)
-        results = [torch.stack(rows) if rows else None for rows in self._rows]
         if self._shared is not None:
             end = self._seen[0]
             self._shared.keep(self._path, sampled_layers, results, self._new[:, :, :, end - len(tokens) : end])
@@ -110,7 +111,10 @@ class Alongside:
         weights = form.weigh(scores.masked_fill_(unseen, -torch.inf))
         for step, sampled in enumerate(self._sampled):
             if layer in sampled:
-                self._rows[step].append(weights[:, :, step, : self._prompt + count - m + step + 1].clone())
+                row = weights[:, :, step, : self._prompt + count - m + step + 1]
+                rows = self._rows[step]
+                self._rows[step] = rows = row.new_empty(len(sampled), *row.shape) if rows is None else rows
+                rows[sampled.index(layer)] = row
         flat = weights.flatten(1, 2)
         output = flat[..., : self._prompt] @ values + flat[..., self._prompt :] @ new_values
         return output.reshape(1, -1, m, q.shape[3]).to(q.dtype)

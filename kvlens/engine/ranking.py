@@ -19,6 +19,7 @@ from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
 from kvlens.holds import Drop, Hold, Triple, holds_of, less
 from kvlens.instruments import Effects
+from kvlens.models.device import give_back_heap
 from kvlens.records import PrefillRecord, StepRecord
 from kvlens.rows import SpanRow
 
@@ -121,7 +122,9 @@ class Repeat:
         holds: list[Hold] = []
         whole: Effects | None = None
         for _ in range(1 if own_prompt else ROUNDS):
+            give_back_heap()
             watched, records = records or self.follow(end, holds, cancelled), None
+            give_back_heap()
             pairs = [(step.loss, step.oracle) for step in watched.steps]
             with self.engine.whole(self.prompt):
                 latest = effects(self.engine.loaded, self.read, self.reference, pairs, watched.spans, end, check)

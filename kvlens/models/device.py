@@ -1,9 +1,11 @@
-"""The machine that a run takes: its free host memory, its device, the words that name it in a trace, and the import of
-libraries, part of a run's cold start. `expected` asks the machine without loading torch; `settle` asks torch."""
+"""The machine that a run takes: its free host memory and what the heap keeps of it, its device, the words that name it
+in a trace, and the import of libraries, part of a run's cold start. `expected` asks the machine without loading torch;
+`settle` asks torch."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import os
@@ -41,6 +43,41 @@ def host_bytes(system: Path = Path("/")) -> int | None:
             most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
             rows.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
     return max(0, min(rows)) if rows else None
+
+
+LARGE = 16 << 20
+"""bytes from which a block has pages of its own, which go back to the system when it is freed"""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""parameters of mallopt, as malloc.h has them"""
+
+
+@cache
+def _library() -> Any:
+    """Return glibc, told once to keep large blocks apart; None on other systems, whose allocators give memory back by
+    themselves.
+
+    glibc keeps freed memory for the next allocation. By default it learns to take blocks of up to 32 MB from that
+    memory. A small result that is made beside such a block stays when the block is freed, and the next block does not
+    fit there any more: the process grows with every layer.
+    """
+    try:
+        library = ctypes.CDLL(None)
+    except (OSError, TypeError):  # no library of the process itself, as on Windows
+        return None
+    if not hasattr(library, "malloc_trim") or not hasattr(library, "mallopt"):
+        return None
+    library.mallopt(_MMAP_THRESHOLD, LARGE)
+    library.mallopt(_TRIM_THRESHOLD, 2 * LARGE)
+    return library
+
+
+def give_back_heap() -> bool:
+    """Give the system back what the heap keeps of freed memory. Return False where there is nothing to call."""
+    library = _library()
+    if library is None:
+        return False
+    library.malloc_trim(0)
+    return True
 
 
 AUTO, CPU = "auto", "cpu"

@@ -16,6 +16,7 @@ from kvlens.decisions import Decided, Decisions, decisions_between
 from kvlens.instruments import CutRow, Loss, SpanKeys, span_key_bytes
 from kvlens.memory.memory import Memory
 from kvlens.memory.windowed import WindowedLayers
+from kvlens.methods.base import Method
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.records import StepRecord
@@ -142,6 +143,20 @@ def kv_columns(memory: Memory, windowed: WindowedLayers, tally: Tally) -> dict[s
     none = {"ideal_bytes": np.nan}
     whole = {name: windowed.spread(column, none.get(name, 0.0)) for name, column in columns.items()}
     return whole | {"resident_bytes": _resident(memory, windowed)}
+
+
+def journal_rows(step: int, windowed: WindowedLayers, method: Method) -> list[JournalRow]:
+    """Return what the method has noted since the last call, as rows of a step."""
+    return [
+        JournalRow(
+            step,
+            None if note.layer is None else windowed.numbers[note.layer],
+            note.kv_head,
+            note.name,
+            note.values.detach().float().numpy(force=True).astype(np.float32).ravel(),
+        )
+        for note in method.drain_journal()
+    ]
 
 
 def _resident(memory: Memory, windowed: WindowedLayers) -> np.ndarray:

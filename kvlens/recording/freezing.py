@@ -14,6 +14,8 @@ from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
+from kvlens.recording.keyparts import WatchedKeys
+from kvlens.recording.layerparts import share_layers
 from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
 
 
@@ -25,22 +27,16 @@ class Freezer:
     ) -> None:
         """decides: a selection is a decision of its step and layer; forms: of the model's layers, (): plain."""
         self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
-        self.shadow: torch.Tensor | None = None
-        """[L, H_kv, n, D]: all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
+        self._watched: WatchedKeys | None = None
+        """None: coverage is not recorded"""
         self._whole = not windowed.rings and not forms and memory.reads.in_order(memory.positions)
         """every token stays exactly in the slot of its position, of all layers and KV heads alike"""
         self._seen: list[LayerInputs] = []
         self._previous: torch.Tensor | None = None
 
     def watch_keys(self, keys: torch.Tensor, max_new: int) -> None:
-        """Begin the shadow with the prompt's keys [L, H_kv, n, D]; without a copy where the slots keep all keys."""
-        if self._whole:
-            self.shadow = self.memory.hot.pools[0].keys
-            return
-        self.shadow = torch.zeros(
-            *keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device
-        )
-        self.shadow[:, :, : keys.shape[2]] = keys
+        """Keep all keys from now on. keys: the prompt's [L, H_kv, N, D], which must not change."""
+        self._watched = WatchedKeys(self.memory, self.windowed, None if self._whole else keys, max_new)
 
     def layer(
         self,
@@ -70,14 +66,6 @@ class Freezer:
             else:
                 groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
         q = torch.stack([s.q for s in layer_inputs]).float()
-        shadow = None
-        if self.shadow is not None:
-            if not self._whole:
-                newest = memory.hot.read_window(position, position + 1)[0][:, :, 0]
-                self.shadow[list(self.windowed.numbers), :, position] = newest
-                for layer, ring in self.windowed.rings.items():
-                    self.shadow[layer, :, position] = ring[0, :, position % ring.shape[2]]
-            shadow = self.shadow[:, :, : position + 1]
         selections = [s.selection for s in layer_inputs]
         ranked = [None if c is None else rank(c) for c in selections]
         shot = Snapshot(
@@ -88,7 +76,7 @@ class Freezer:
             ranked,
             self._columns("head_columns", memory.shape.q_heads),
             self._columns("kv_columns", memory.shape.kv_heads),
-            shadow,
+            None if self._watched is None else self._watched.until(position),
             layer_inputs[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
@@ -135,7 +123,7 @@ class Freezer:
         size = (1, len(keys), len(positions))
         return Attended(
             weights[None],
-            None if bias is None else bias[None],
+            None if bias is None else bias[None] > -torch.inf,
             torch.full(size, ROLE["window"], dtype=torch.uint8, device=positions.device),
             span.to(torch.int32).expand(size).clone(),
             positions.to(torch.int32).expand(size).clone(),
@@ -211,16 +199,14 @@ class Freezer:
         return parts[0] if len(parts) == 1 else join(parts)
 
     def _freeze_part(self, pool: Pool, layers: range, seen: list[LayerInputs], part: int) -> Attended:
-        biases = [s.biases[part] for s in seen]
-        slots = self.memory.reads.together(layers, biases[0], part)
-        bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
-        group = self.memory.shape.group
-        q_heads = slice(pool.heads.start * group, pool.heads.stop * group)
-        q, form = torch.stack([s.q[q_heads] for s in seen]), self._form(seen[0].layer).take(q_heads)
-        weights, sink = attention_shares(q, slots.keys, bias, seen[0].scaling, form)
+        slots = self.memory.reads.together(layers, seen[0].biases[part], part)
+        q_heads = slice(pool.heads.start * self.memory.shape.group, pool.heads.stop * self.memory.shape.group)
+        queries, biases = [s.q[q_heads] for s in seen], [s.biases[part] for s in seen]
+        form = self._form(seen[0].layer).take(q_heads)
+        weights, visible, sink = share_layers(queries, slots.keys, biases, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         share, summarised = stack_selections([s.selection for s in seen], weights, pool.index[1])
-        return Attended(weights, bias, role, span, position, share, sink, summarised)
+        return Attended(weights, visible, role, span, position, share, sink, summarised)
 
 
 def stack_selections(

@@ -12,19 +12,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvlens.instruments import Oracle, Scores
+from kvlens.instruments import Scores
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.oracle import compare, coverage, full_attention, layers_attention
-from kvlens.recording.selected import selection_recall, sum_by
-from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
+from kvlens.recording.fullattention import layers_attention, selection_recall, stack_layers, sum_by
+from kvlens.recording.layerparts import layer_parts
+from kvlens.recording.oracle import OracleTables, coverage
+from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:
     """Consecutive snapshots with an equal key can be measured together."""
     groups = tuple(
-        (group.weights.shape[0], group.bias is None, group.share is None, group.summarised is None)
+        (group.weights.shape[0], group.visible is None, group.share is None, group.summarised is None)
         for group in shot.groups
     )
     return (
@@ -44,13 +45,15 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
     first_shot, steps = shots[0], len(shots)
-    full = full_attention(shots) if first_shot.keys is None and first_shot.shadow is not None else None
+    tables = OracleTables(shots, top_k)
     if first_shot.keys is not None:
-        groups, parts = None, [masses_of_all(shots)]
+        masses, saved = masses_of_all(shots), None
+        shares: tuple[torch.Tensor, ...] = (torch.ones_like(masses[2]),) * 2
+        if first_shot.shadow is not None:
+            tables.add(None, masses[1], None)
     else:
-        groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first_shot.groups))]
-        parts = [_masses(group, first_shot.spans, steps) for group in groups]
-    roles, mass, entropy, tokens, coarse = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+        masses, shares, saved = _masses_by_parts(shots, tables)
+    roles, mass, entropy, tokens, coarse = masses
     columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
     columns["entropy"] = entropy
     if first_shot.previous_q is not None:
@@ -61,19 +64,15 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
         columns["qcos"] = torch.cosine_similarity(now, before, dim=-1)
     if first_shot.zooms is not None:
         columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
-    oracles: list[Oracle | None] = [None] * steps
-    missed: list[dict[str, np.ndarray]] = [{} for _ in shots]
-    oracle_worst = [0.0] * steps
     if first_shot.shadow is not None:
-        for name, share in (("coverage", coverage), ("selection_recall", selection_recall)):
-            columns[name] = torch.ones_like(entropy) if full is None or groups is None else share(full, groups)
-        oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
+        columns |= dict(zip(("coverage", "selection_recall"), shares, strict=True))
+    oracles, missed, oracle_worst = tables.join()
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first_shot.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
     kv_columns["read_bytes"] = (tokens + coarse) * first_shot.entry_bytes + index
-    if first_shot.packed is not None and groups is not None:
-        kv_columns["read_bytes"] = kv_columns["read_bytes"] - _saved(groups, shots)
+    if saved is not None:
+        kv_columns["read_bytes"] = kv_columns["read_bytes"] - saved
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first_shot.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
@@ -103,32 +102,27 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     ]
 
 
-def _together(members: list[Attended]) -> Attended:
-    """The same layers of T steps as T * l layers; where fewer slots were live, free slots without weight are added."""
-    if len(members) == 1:
-        return members[0]
-    slots = max(member.weights.shape[-1] for member in members)
-
-    def join(tensors: list[torch.Tensor], filling: float) -> torch.Tensor:
-        return torch.cat([F.pad(tensor, (0, slots - tensor.shape[-1]), value=filling) for tensor in tensors])
-
-    bias = (
-        None
-        if members[0].bias is None
-        else join([member.bias for member in members if member.bias is not None], -math.inf)
+def _masses_by_parts(
+    shots: list[Snapshot], tables: OracleTables
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], torch.Tensor | None]:
+    """Return the columns of `_masses` of all layers, the columns coverage and selection recall [T, L, Hq] (none without
+    keys), and the bytes [T, L, H_kv] that packed tokens save in reading, None: nothing is packed. A few layers are
+    measured at a time, and added to the tables."""
+    attention = None if shots[0].shadow is None else layers_attention(shots)
+    masses, shares, counts = [], [], []
+    for group in layer_parts(shots):
+        masses.append(_masses(group, shots[0].spans, len(shots)))
+        if shots[0].packed is not None:
+            counts.append(_count_packed(group, shots))
+        if attention is not None:
+            full = stack_layers(attention, len(group.role) // len(shots))
+            shares.append((coverage(full, [group]), selection_recall(full, [group])))
+            tables.add(full, masses[-1][1], [group])
+    columns, by_full, counted = (
+        tuple(torch.cat(column, 1) for column in zip(*parts, strict=True)) for parts in (masses, shares, counts)
     )
-    return Attended(
-        join([member.weights for member in members], 0.0),
-        bias,
-        join([member.role for member in members], FREE),
-        join([member.span for member in members], 0),
-        join([member.position for member in members], -1),
-        None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
-        None if members[0].sink is None else torch.cat([m.sink for m in members if m.sink is not None]),
-        None
-        if members[0].summarised is None
-        else torch.cat([m.summarised for m in members if m.summarised is not None]),
-    )
+    packed = shots[0].packed
+    return columns, by_full, None if packed is None else _saved(packed, *counted)
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
@@ -166,7 +160,7 @@ def masses_of_all(shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
 
 def _attended(group: Attended) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and coarse entries [T * l, H_kv] that some query head of the KV head attends."""
-    is_attended = group.role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
+    is_attended = group.role != FREE if group.visible is None else group.visible.any(2)
     coarse = (is_attended & (group.role == ROLE["coarse"])).sum(-1)
     return is_attended.sum(-1) - coarse, coarse
 
@@ -179,25 +173,26 @@ def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
     if shot.shadow is not None and shot.keys is not None:
         coverages = np.ones(shot.q.shape[:2], np.float32)
     elif shot.shadow is not None:
-        coverages = coverage(full_attention([shot]), shot.groups)[0].numpy(force=True).astype(np.float32)
+        attention = layers_attention([shot])
+        parts = [coverage(stack_layers(attention, len(part.role)), [part]) for part in layer_parts([shot])]
+        coverages = torch.cat(parts, 1)[0].numpy(force=True).astype(np.float32)
     return tokens.numpy(force=True).astype(float), coverages
 
 
-def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
-    """Bytes [T, L, H_kv] that packed tokens save in reading."""
-    packed = [shot.packed for shot in shots if shot.packed is not None]
-    counts: list[list[torch.Tensor]] = [[], []]
-    for group in groups:
-        is_quantised = group.role == ROLE["quantised"]
-        if group.bias is not None:
-            is_quantised &= (group.bias > -math.inf).any(2)
-        until = torch.tensor([p.values_until for p in packed], device=is_quantised.device)
-        is_quantised, position = (x.unflatten(0, (len(shots), -1)) for x in (is_quantised, group.position))
-        values = (is_quantised & (position < until[:, None, None, None])).sum(-1)
-        counts[0].append(is_quantised.sum(-1))
-        counts[1].append(values)
-    keys, values = (torch.cat(parts, 1) for parts in counts)
-    each = torch.tensor(packed[0].saved, dtype=torch.float64, device=keys.device)
+def _count_packed(group: Attended, shots: list[Snapshot]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many packed keys and packed values are attended [T, l, H_kv]."""
+    is_quantised = group.role == ROLE["quantised"]
+    if group.visible is not None:
+        is_quantised &= group.visible.any(2)
+    until = torch.tensor([s.packed.values_until for s in shots if s.packed is not None], device=is_quantised.device)
+    is_quantised, position = (x.unflatten(0, (len(shots), -1)) for x in (is_quantised, group.position))
+    values = (is_quantised & (position < until[:, None, None, None])).sum(-1)
+    return is_quantised.sum(-1), values
+
+
+def _saved(packed: PackedReads, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes [T, L, H_kv] that packed keys and values save in reading; keys, values: their numbers."""
+    each = torch.tensor(packed.saved, dtype=torch.float64, device=keys.device)
     return (keys * each[..., 0] + values * each[..., 1]).round().long()
 
 

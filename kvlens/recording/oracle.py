@@ -6,7 +6,7 @@ positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
-from kvlens.kernels.attend import attention_weights
 from kvlens.memory.slots import EXACT, WINDOW
-from kvlens.recording.selected import by_span, read_positions
+from kvlens.recording.fullattention import by_span, read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
 
@@ -44,54 +43,6 @@ class Owners:
         return self.table
 
 
-def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
-    """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written."""
-    weights: torch.Tensor | None = None
-    for number, layer in enumerate(layers_attention(shots)):
-        weights = layer.new_empty(len(shots[0].q), *layer.shape) if weights is None else weights
-        weights[number] = layer
-    assert weights is not None, "a model has layers"
-    return weights
-
-
-def layers_attention(shots: Sequence[Snapshot]) -> Iterator[torch.Tensor]:
-    """Yield full attention [H_kv, T, G, n] of consecutive steps, layer by layer, 0 on positions a step had not written.
-    The steps' queries share one product with the keys: what a layer needs fits a processor's cache, and keys of 16 bits
-    are never all there in float32."""
-    keys = [shot.shadow if shot.keys is None else shot.keys for shot in shots]
-    longest = keys[-1]
-    assert longest is not None
-    layers, kv_heads, n, head_dim = longest.shape
-    q = torch.stack([shot.q for shot in shots], 1).unflatten(2, (kv_heads, -1)).transpose(1, 2)
-    steps, group = q.shape[2:4]
-    token_counts = torch.tensor([each.shape[2] for each in keys if each is not None], device=longest.device)
-    unwritten = (torch.arange(n, device=longest.device) >= token_counts[:, None]).repeat_interleave(group, 0)
-    bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
-    rows = q.reshape(layers, -1, head_dim)
-    if shots[0].forms:
-        yield from _formed(shots[0], rows, longest, bias, token_counts, group)
-        return
-    for part in zip(rows, longest, strict=True):
-        weights = attention_weights(*part, bias if steps > 1 else None, shots[0].scaling)
-        yield weights.unflatten(1, (steps, group))
-
-
-def _formed(
-    shot: Snapshot, rows: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, counts: torch.Tensor, group: int
-) -> Iterator[torch.Tensor]:
-    """Yield full attention [H_kv, T, G, n] of each layer by its form. rows [L, H_kv * T * G, D], keys [L, H_kv, n,
-    D], bias [T * G, n] -inf on unwritten positions, counts [T]: positions written."""
-    kv_heads, n = keys.shape[1:3]
-    position = torch.arange(n, device=keys.device)
-    for form, q, layer_keys in zip(shot.forms, rows, keys, strict=True):
-        scores = form.cap(q.view(kv_heads, -1, q.shape[-1]).float() @ layer_keys.float().mT * shot.scaling) + bias
-        scores = scores.unflatten(1, (-1, group))
-        if form.window:
-            old = position < (counts - form.window)[:, None]
-            scores = scores.masked_fill(old[:, None], -math.inf)
-        yield form.weigh(scores.transpose(1, 2)).transpose(1, 2)
-
-
 def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
     """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly. groups: of T
     steps each. A slot that holds no token yet may have any position: -1, or the position of a token still to be
@@ -100,8 +51,8 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
     for group in groups:
         exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
         attended = exact[:, :, None].expand_as(group.weights)
-        if group.bias is not None:
-            attended = attended & (group.bias > -math.inf)
+        if group.visible is not None:
+            attended = attended & group.visible
         attended = attended.unflatten(0, (steps, -1))
         layers = attended.shape[1]
         where = group.position.long().clamp(0, last).unflatten(0, (steps, -1))[:, :, :, None].expand_as(attended)
@@ -111,64 +62,98 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
     return torch.cat(covered, 1)
 
 
-def compare(
-    shots: Sequence[Snapshot],
-    full: torch.Tensor | None,
-    mass: torch.Tensor,
-    groups: Sequence[Attended] | None,
-    top_k: int,
-) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
-    """Per step: the `top_k` spans with most own-query mass or most of full KV's own; the columns regret, unread and,
-    where full KV's own attention is there, reference_regret and reference_unread, float32 [L, Hq] (NaN in layers that
-    were not sampled), in total over all spans; and the largest |sum of full attention - 1|. None, no columns and 0 at
-    steps that were not sampled.
+class OracleTables:
+    """Collects full attention by span beside the method's, some layers at a time, in the order of the layers."""
 
-    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each. full, groups: None: every query head
-    attended every position exactly, so that `mass` is full attention's.
-    """
-    oracles: list[Oracle | None] = [None] * len(shots)
-    columns: list[dict[str, np.ndarray]] = [{} for _ in shots]
-    worst = [0.0] * len(shots)
-    steps = [t for t, shot in enumerate(shots) if shot.sampled]
-    if not steps:
+    def __init__(self, shots: Sequence[Snapshot], top_k: int) -> None:
+        """shots: of T steps; top_k: spans that are listed, with most own-query mass or most of full KV's own."""
+        self._shots, self._top_k = shots, top_k
+        self._steps = [t for t, shot in enumerate(shots) if shot.sampled]
+        self._layers = list(shots[self._steps[0]].sampled) if self._steps else []
+        self._parts: list[_Part] = []
+        self._count = 0
+        """layers so far"""
+
+    def add(self, full: torch.Tensor | None, mass: torch.Tensor, groups: Sequence[Attended] | None) -> None:
+        """Take the next l layers. mass: the method's mass by span [T, l, Hq, S]; groups: of T steps each; full [l,
+        H_kv, T, G, n]. full, groups: None: every query head attended every position exactly, so that `mass` is full
+        attention's."""
+        first, steps, shots = self._count, self._steps, self._shots
+        self._count += mass.shape[1]
+        layers = [layer - first for layer in self._layers if first <= layer < self._count]
+        if not layers:
+            return
+        last_shadow = shots[-1].shadow
+        assert last_shadow is not None, "full attention by span needs the keys of all positions"
+        n = last_shadow.shape[2]
+        owners = [owner for t in steps if (owner := shots[t].owner) is not None]
+        read_mass, read = _some(mass, 1, layers, 0, steps), None
+        if groups is None or full is None:
+            by_query = [_Masses(read_mass, torch.zeros_like(read_mass), None)]
+        else:
+            read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))
+            read = _some(read, 1, layers)
+            own_mass = _some(full, 0, layers, 2, steps).movedim(2, 0)
+            by_query = [_Masses.sum_spans(own_mass, read, owners, mass.shape[-1])]
+        before = sum(layer < first for layer in self._layers)
+        if (attention := _reference([shots[t].reference for t in steps], before, len(layers), n)) is not None:
+            by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
+        lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
+        most = torch.stack([masses.spans for masses in by_query]).amax(0)
+        top = most.topk(min(self._top_k, most.shape[-1]), -1)
+        forms = shots[0].forms
+        sinks = [bool(forms) and forms[first + layer].sinks is not None for layer in layers]
+        errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0)
+        tables: dict[str, tuple[torch.Tensor, float]] = {
+            "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
+            "mass": (read_mass.gather(-1, top.indices), 0.0),
+        }
+        totals: dict[str, tuple[torch.Tensor, float]] = {}
+        named = min(LOST_TOKENS, n)
+        for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
+            tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
+            tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices, named).items()}
+            totals[f"{prefix}regret"] = masses.regret(read_mass, lacking), math.nan
+            totals[f"{prefix}unread"] = masses.unread.sum(-1), math.nan
+        self._parts.append(_Part(tables, totals, errors))
+
+    def join(self) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
+        """Return per step: the listed spans; the columns regret, unread and, where full KV's own attention is there,
+        reference_regret and reference_unread, float32 [L, Hq] (NaN in layers that were not sampled), in total over all
+        spans; and the largest |sum of full attention - 1|. None, no columns and 0 at steps that were not sampled."""
+        oracles: list[Oracle | None] = [None] * len(self._shots)
+        columns: list[dict[str, np.ndarray]] = [{} for _ in self._shots]
+        worst = [0.0] * len(self._shots)
+        if not self._parts:
+            return oracles, columns, worst
+        arrays = self._whole([part.tables for part in self._parts])
+        sums = self._whole([part.totals for part in self._parts])
+        errors = torch.stack([part.errors for part in self._parts]).amax(0).tolist()
+        for place, t in enumerate(self._steps):
+            oracles[t] = Oracle(**{name: array[place] for name, array in arrays.items()})
+            columns[t] = {name: array[place] for name, array in sums.items()}
+            worst[t] = errors[place]
         return oracles, columns, worst
-    layers = list(shots[steps[0]].sampled)
-    last_shadow = shots[-1].shadow
-    assert last_shadow is not None, "full attention by span needs the keys of all positions"
-    n = last_shadow.shape[2]
-    owners = [owner for t in steps if (owner := shots[t].owner) is not None]
-    read_mass, read = _some(mass, 1, layers, 0, steps), None
-    if groups is None or full is None:
-        by_query = [_Masses(read_mass, torch.zeros_like(read_mass), None)]
-    else:
-        read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))
-        read = _some(read, 1, layers)
-        own_mass = _some(full, 0, layers, 2, steps).movedim(2, 0)
-        by_query = [_Masses.sum_spans(own_mass, read, owners, mass.shape[-1])]
-    if (attention := _reference(shots, steps, n)) is not None:
-        by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
-    lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
-    most = torch.stack([masses.spans for masses in by_query]).amax(0)
-    top = most.topk(min(top_k, most.shape[-1]), -1)
-    sinks = [bool(shots[0].forms) and shots[0].forms[layer].sinks is not None for layer in layers]
-    errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0).tolist()
-    tables: dict[str, tuple[torch.Tensor, float]] = {
-        "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
-        "mass": (read_mass.gather(-1, top.indices), 0.0),
-    }
-    totals: dict[str, torch.Tensor] = {}
-    named = min(LOST_TOKENS, n)
-    for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
-        tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
-        tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices, named).items()}
-        totals |= {f"{prefix}regret": masses.regret(read_mass, lacking), f"{prefix}unread": masses.unread.sum(-1)}
-    arrays = {name: _whole(*table, layers, mass.shape[1]) for name, table in tables.items()}
-    sums = {name: _whole(total, math.nan, layers, mass.shape[1]) for name, total in totals.items()}
-    for place, t in enumerate(steps):
-        oracles[t] = Oracle(**{name: array[place] for name, array in arrays.items()})
-        columns[t] = {name: array[place] for name, array in sums.items()}
-        worst[t] = errors[place]
-    return oracles, columns, worst
+
+    def _whole(self, parts: Sequence[dict[str, tuple[torch.Tensor, float]]]) -> dict[str, np.ndarray]:
+        """Join tables [t, l, ...] of the sampled layers to [t, L, ...], the others filled."""
+        whole = {}
+        for name, (_, filling) in parts[0].items():
+            values = torch.cat([part[name][0] for part in parts], 1)
+            out = values.new_full((len(values), self._count, *values.shape[2:]), filling)
+            out[:, self._layers] = values
+            whole[name] = out.numpy(force=True)
+        return whole
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Tables and totals [t, l, ...] of some layers, by name, with what layers hold that were not sampled; errors [t]:
+    largest |sum of full attention - 1|."""
+
+    tables: dict[str, tuple[torch.Tensor, float]]
+    totals: dict[str, tuple[torch.Tensor, float]]
+    errors: torch.Tensor
 
 
 _NAMES = (("full", "tail_full", ""), ("reference", "tail_reference", "reference_"))
@@ -227,11 +212,11 @@ class _Masses:
         return {"unread": (unread, 0.0), "lost_pos": (lost_pos, -1), "lost_mass": (lost_mass, 0.0)}
 
 
-def _reference(shots: Sequence[Snapshot], steps: Sequence[int], n: int) -> torch.Tensor | None:
-    """Full KV's own attention [t, l, H_kv, G, n], 0 on positions a step had not written; None: not recorded."""
-    rows = [shots[t].reference for t in steps]
-    present = [F.pad(row, (0, n - row.shape[-1])) for row in rows if row is not None]
-    return torch.stack(present) if len(present) == len(steps) else None
+def _reference(rows: Sequence[torch.Tensor | None], start: int, count: int, n: int) -> torch.Tensor | None:
+    """Full KV's own attention [t, count, H_kv, G, n] of the sampled layers from `start` on, 0 on positions a step had
+    not written; None: not recorded. rows: of each step [l, H_kv, G, <= n]."""
+    present = [F.pad(row[start : start + count], (0, n - row.shape[-1])) for row in rows if row is not None]
+    return torch.stack(present) if present and len(present) == len(rows) else None
 
 
 def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:
@@ -241,10 +226,3 @@ def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:
         if len(rows) < values.shape[dim]:
             values = values.index_select(dim, torch.tensor(rows, device=values.device))
     return values
-
-
-def _whole(values: torch.Tensor, filling: float, layers: list[int], count: int) -> np.ndarray:
-    """Values of some layers [T, l, ...] as [T, L, ...], the others filled."""
-    out = values.new_full((len(values), count, *values.shape[2:]), filling)
-    out[:, layers] = values
-    return out.numpy(force=True)

@@ -8,16 +8,25 @@ import threading
 import time
 from itertools import groupby
 
-import numpy as np
 import torch
 
 from kvlens.decisions import decisions_between
 from kvlens.instruments import SpanKeys
 from kvlens.memory.memory import Memory
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.methods.base import Method
+from kvlens.methods.base import Method, own_method
 from kvlens.methods.run_inputs import RunContext
-from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns, span_keys
+from kvlens.models.device import give_back_heap
+from kvlens.recording.facts import (
+    Follower,
+    FullKVAttention,
+    Seen,
+    Settled,
+    StepFacts,
+    journal_rows,
+    kv_columns,
+    span_keys,
+)
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
@@ -25,23 +34,23 @@ from kvlens.recording.sampling import TOGETHER_NUMBERS, OracleSampling, steps_to
 from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.records import PrefillRecord, TraceSink
-from kvlens.rows import EventRow, JournalRow, PromptToken
+from kvlens.rows import EventRow, PromptToken
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
-"""batches that may wait to be measured before the engine's thread has to wait; 1 where a step is a batch of its own"""
+"""batches that may wait to be measured before the engine's thread waits; none where a step is a batch of its own"""
 
 
 class Recorder:
     """Observes one session's layers and turns each step into one StepRecord.
 
-    top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep a copy of
-    all keys (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries
-    attended exactly. oracle: steps and layers at which full attention's mass on each span is logged beside the
-    method's; needs coverage. full_kv: full attention by span is logged of full KV's own queries too.
+    top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep all keys
+    (outside the budget) and log how much of full attention's mass lies on entries attended exactly. oracle: steps and
+    layers at which full attention's mass on each span is logged beside the method's; needs coverage. full_kv: full
+    attention by span is logged of full KV's own queries too.
     """
 
     def __init__(
@@ -60,8 +69,7 @@ class Recorder:
         full_kv: FullKVAttention | None = None,
         context: RunContext | None = None,
     ) -> None:
-        """tally: counts for the self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: decode steps at most; follow:
-        sees steps long before they are measured; context: of the model."""
+        """tally: of self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: steps at most; context: of a model."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self.windowed, self._rotate = windowed, (context or method.context).rotate
@@ -71,8 +79,8 @@ class Recorder:
         forms = () if context is None else context.forms
         self.freezer, self._tally = Freezer(memory, windowed, not method.selects_between_steps, forms), tally
         """observes the session's layers"""
-        if coverage:
-            self.freezer.watch_keys(keys, max_new)
+        if coverage:  # a method of others may still write in its prompt
+            self.freezer.watch_keys(keys if own_method(type(method)) else keys.clone(), max_new)
         self._lost_between = 0
         """lost steps so far that `oracle` does not choose"""
         self._owners = None if oracle is None else Owners(keys.shape[2] + max_new, keys.device)
@@ -84,8 +92,8 @@ class Recorder:
         self._batch: list[Settled] = []
         self._sketched = -SKETCHED_S
         """when the last sketch was asked for"""
-        is_large = windowed.shape.layers * windowed.shape.q_heads * (keys.shape[2] + max_new) > TOGETHER_NUMBERS
-        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(1 if is_large else IN_FLIGHT)
+        self._is_large = windowed.shape.layers * windowed.shape.q_heads * (keys.shape[2] + max_new) > TOGETHER_NUMBERS
+        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 
@@ -104,7 +112,7 @@ class Recorder:
             prefill_peak_bytes=peak_bytes,
             cold_bytes=memory.cold_bytes,
             resident_bytes=memory.account.resident,
-            journal=self._journal(),
+            journal=journal_rows(self.memory.log.step, self.windowed, self.method),
             cuts=cuts,
             span_keys=self._span_keys(),
             decisions=decisions_between(cuts, self.method.drain_decided()),
@@ -136,7 +144,7 @@ class Recorder:
             events=self._events(),
             spans=memory.spans.take_new(),
             span_heads=self.windowed.model_rows(memory.log.take_stored()),
-            journal=self._journal(),
+            journal=journal_rows(self.memory.log.step, self.windowed, self.method),
             cuts=self.windowed.model_rows(memory.log.take_cuts()),
             decided=self.method.drain_decided(),
             record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
@@ -186,8 +194,10 @@ class Recorder:
             for shot, rows in zip(shots, self._full_kv.attention(tokens, [s.sampled for s in shots]), strict=True):
                 shot.reference = rows
             self.full_kv_ns += time.perf_counter_ns() - start_ns
-        self._queue.put(self._batch)
-        self._batch = []
+        batch, self._batch = self._batch, []
+        if self._is_large:
+            self._queue.join()
+        self._queue.put(batch)
 
     def _together(self, shot: Snapshot) -> int:
         shape, shadow = self.windowed.shape, 1 if shot.shadow is None else shot.shadow.shape[2]
@@ -207,33 +217,27 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def _journal(self) -> list[JournalRow]:
-        step = self.memory.log.step
-        return [
-            JournalRow(
-                step,
-                None if note.layer is None else self.windowed.numbers[note.layer],
-                note.kv_head,
-                note.name,
-                note.values.detach().float().numpy(force=True).astype(np.float32).ravel(),
-            )
-            for note in self.method.drain_journal()
-        ]
-
     # ---- the second thread -------------------------------------------------------------------------------------------
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: it must not compete with the engine's
         with torch.inference_mode():
             while (job := self._queue.get()) is not None:
-                if self._error is not None:
-                    continue
                 try:
-                    if isinstance(job, list):
-                        self._measure(job)
-                    elif self._follow is not None:
-                        self._follow.sketched(job.facts.step, *sketch(job.shot))
+                    if self._error is None:
+                        self._take(job)
                 except BaseException as error:
                     self._error = error
+                finally:
+                    del job  # or it lasts until the next comes
+                    if self._is_large:
+                        give_back_heap()
+                    self._queue.task_done()
+
+    def _take(self, job: list[Settled] | Seen) -> None:
+        if isinstance(job, list):
+            self._measure(job)
+        elif self._follow is not None:
+            self._follow.sketched(job.facts.step, *sketch(job.shot))
 
     def _measure(self, batch: list[Settled]) -> None:
         for _, run in groupby(batch, key=lambda settled: alike(settled.seen.shot)):

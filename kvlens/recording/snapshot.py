@@ -17,6 +17,7 @@ from kvlens.instruments import Oracle, Scores
 from kvlens.kernels.attend import LayerForm
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE
+from kvlens.recording.keyparts import KeyParts
 
 
 @dataclass
@@ -26,8 +27,8 @@ class Attended:
 
     weights: torch.Tensor
     """[l, H_kv, G, C]; empty if `Snapshot.keys` is given: the weights are computed from these keys later"""
-    bias: torch.Tensor | None
-    """[l, H_kv, G, C]; None: every slot was attended as it is"""
+    visible: torch.Tensor | None
+    """bool [l, H_kv, G, C]: slots that the query head could attend; None: all"""
     role: torch.Tensor
     span: torch.Tensor
     position: torch.Tensor
@@ -112,7 +113,7 @@ class Snapshot:
     """columns the method itself knows, [L, Hq], NaN where it does not"""
     kv_columns: dict[str, torch.Tensor]
     """[L, H_kv]"""
-    shadow: torch.Tensor | None
+    shadow: torch.Tensor | KeyParts | None
     """[L, H_kv, n, D]: keys of all positions so far"""
     scaling: float
     spans: int
@@ -173,7 +174,7 @@ def join(parts: list[Attended]) -> Attended:
 
     return Attended(
         torch.cat([wide(part.weights, 0.0) for part in parts], 1),
-        torch.cat([wide(_bias(part), float("-inf")) for part in parts], 1),
+        torch.cat([wide(_visible(part), False) for part in parts], 1),
         torch.cat([wide(part.role, FREE) for part in parts], 1),
         torch.cat([wide(part.span, 0) for part in parts], 1),
         torch.cat([wide(part.position, -1) for part in parts], 1),
@@ -185,5 +186,5 @@ def join(parts: list[Attended]) -> Attended:
     )
 
 
-def _bias(part: Attended) -> torch.Tensor:
-    return torch.zeros_like(part.weights) if part.bias is None else part.bias
+def _visible(part: Attended) -> torch.Tensor:
+    return torch.ones_like(part.weights, dtype=torch.bool) if part.visible is None else part.visible

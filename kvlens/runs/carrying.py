@@ -3,16 +3,14 @@ several, of questions about one context."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
-from kvlens.models.device import settle
+from kvlens.models.device import give_back_heap, settle
 from kvlens.runs.memory import (
     attended_share,
     attending,
@@ -31,19 +29,6 @@ from kvlens.text.prompts import PromptText, tokenize
 if TYPE_CHECKING:
     from kvlens.runs.storing import Stored
     from kvlens.runs.watching import Audience
-
-
-@cache
-def _trim() -> ctypes._NamedFuncPointer | None:
-    """glibc's malloc_trim; None on systems without it, whose allocators give memory back by themselves."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-def give_back() -> None:
-    """Asks the allocator for what it keeps of freed memory: tensors of every run have other sizes, and what lies free
-    between them is not given back otherwise."""
-    if (trim := _trim()) is not None:
-        trim(0)
 
 
 def _nobody(line: str) -> None:
@@ -199,7 +184,7 @@ def _advised(
     except BudgetInfeasible as error:
         raise advice(request, sizes_of(request, prepared), error.smallest) from None
     finally:
-        give_back()
+        give_back_heap()
 
 
 def _store_run(

@@ -136,9 +136,11 @@ class MemoryNeed:
     total: int
     tokens: int
     lane_bytes: int
-    """of the method's slots, its cold tier and the keys that are kept to measure coverage"""
+    """of the method's slots, its cold tier, and the keys of a prompt that it reads itself, for coverage"""
     masses: int
-    """of steps that are measured together, and of the effects"""
+    """of the steps that are measured"""
+    effects: int = 0
+    """of the effects, when the slots are free again"""
 
     def __add__(self, need: MemoryNeed) -> MemoryNeed:
         """Return what two runs take at once, if each holds all that it holds alone; tokens of the longer one."""
@@ -148,6 +150,7 @@ class MemoryNeed:
             max(self.tokens, need.tokens),
             self.lane_bytes + need.lane_bytes,
             self.masses + need.masses,
+            self.effects + need.effects,
         )
 
     @property
@@ -162,39 +165,41 @@ class MemoryNeed:
 
 
 def memory_need(request: RunRequest, sizes: Sizes) -> MemoryNeed:
-    """Estimate the host memory of a run on a CPU. A run holds the prompt's KV until its method has placed it, the slots
-    and the cold tier of the method, and, where coverage is recorded, all keys once more. A compared run holds one
-    reading of the prompt all the time, and full KV's slots before the method's."""
+    """Estimate the host memory of a run on a CPU. A run holds the prompt's KV until its method has placed it, and the
+    slots and the cold tier of the method. A compared run holds one reading of the prompt all the time, beside it full
+    KV's slots before the method's, and later effects. A method that reads the prompt itself holds a reading more."""
     shape, full, kind = sizes.shape, sizes.full_kv_bytes, methods.get(request.method)
     tokens = sizes.prompt_tokens + 1 + sizes.max_new
-    slots = full if sizes.budget_bytes is None else min(full, sizes.budget_bytes)
-    placed = slots + full * (kind.family in RETRIEVING)
-    keys = full // 2 if request.coverage and kind.family != "reference" else 0
-    lane_bytes, masses = placed + keys, _masses(request, shape, tokens, sizes.max_new)
-    if request.against or request.forced_reference:
-        kv = full + max(full, lane_bytes)
-    else:
-        kv = placed + max(full, keys)
-    return MemoryNeed(full, kv + masses, tokens, lane_bytes, masses)
+    slots = full if kind.keeps_all or sizes.budget_bytes is None else min(full, sizes.budget_bytes)
+    placed = slots + full * (kind.family in RETRIEVING and not kind.keeps_all)
+    reads_itself, masses, effects = kind.needs.own_prompt, _masses(request, shape, tokens), 0
+    lane_bytes = placed + (full // 2 if request.coverage and reads_itself else 0)
+    if not (request.against or request.forced_reference):
+        return MemoryNeed(full, placed + full + masses, tokens, lane_bytes, masses)
+    kv = full + max(full, placed + full * reads_itself)
+    if _has_full_attention(request, shape, tokens):
+        effects = EFFECT_BYTES * shape.q_heads * tokens * min(MOST_EFFECT_STEPS, sizes.max_new)
+    return MemoryNeed(full, max(kv + masses, full + effects), tokens, lane_bytes, masses, effects)
 
 
-def _masses(request: RunRequest, shape: KVShape, tokens: int, max_new: int) -> int:
-    """Return the bytes that measuring takes at most, and effects on a run that is compared: the C library keeps what
-    measuring has freed."""
-    step = 4 * shape.layers * shape.q_heads * tokens
-    if not request.coverage or resolve(request.oracle, shape.layers, shape.q_heads, tokens) is None:
-        return step
-    measured = step * steps_together(shape.layers, shape.q_heads, tokens) * MASS_TABLES
-    compared = request.against or request.forced_reference
-    return measured + (EFFECT_BYTES * shape.q_heads * tokens * min(MOST_EFFECT_STEPS, max_new) if compared else 0)
+def _has_full_attention(request: RunRequest, shape: KVShape, tokens: int) -> bool:
+    """Return whether full attention by span is recorded."""
+    return request.coverage and resolve(request.oracle, shape.layers, shape.q_heads, tokens) is not None
+
+
+def _masses(request: RunRequest, shape: KVShape, tokens: int) -> int:
+    """Return the bytes that measuring takes at most."""
+    step, together = 4 * shape.layers * shape.q_heads * tokens, steps_together(shape.layers, shape.q_heads, tokens)
+    return step * together * MASS_TABLES if _has_full_attention(request, shape, tokens) else step
 
 
 def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:
     """Estimate the host memory of a race from its lanes' runs: one reading of the prompt, what every lane holds, and
     what measuring takes once, since lanes decode in turns."""
-    full, masses = max(need.full_kv for need in needs), max(need.masses for need in needs)
-    whole = reduce(add, needs)
-    return replace(whole, full_kv=full, total=full + max(full, whole.lane_bytes) + masses, masses=masses)
+    full, whole = max(need.full_kv for need in needs), reduce(add, needs)
+    masses, effects = max(need.masses for need in needs), max(need.effects for need in needs)
+    total = full + max(full, whole.lane_bytes) + max(masses, effects)
+    return replace(whole, full_kv=full, total=total, masses=masses, effects=effects)
 
 
 def check_run_memory(request: RunRequest, sizes: Sizes) -> MemoryNeed | None:

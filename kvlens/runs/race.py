@@ -21,8 +21,7 @@ from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.hangs import abandoning
 from kvlens.methods.faults import MethodFault, hangs, stray
-from kvlens.models.device import settle
-from kvlens.runs.carrying import give_back
+from kvlens.models.device import give_back_heap, settle
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.lineup import Lineup
 from kvlens.runs.memory import MemoryNeed, check_race_memory
@@ -126,7 +125,7 @@ class _Race:
             self.hearing.run([partial(self._method, n, turns, place) for place, n in enumerate(entered)])
         finally:
             self._write()
-            give_back()
+            give_back_heap()
         return self._info
 
     def _foresee(self, request: RunRequest) -> MemoryNeed | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.meta import Outcome
 from kvlens.metaparts import Counterfactual
+from kvlens.models.device import give_back_heap
 from kvlens.records import SelfCheck
 from kvlens.refusal import Refusal
 from kvlens.runs.effects import Lost
@@ -96,6 +97,7 @@ def store(
     try:
         read = reading(prepared, planned, follow) if prepared.keeps_reading else None
         full, no_full = _full_kv(prepared, planned, pairing, follow)
+        give_back_heap()
         result = engine.run(
             prompt,
             planned.method,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
+from kvlens.models.device import give_back_heap
 from kvlens.refusal import Refusal
-from kvlens.runs.carrying import give_back
 from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
@@ -103,7 +103,7 @@ class TrialRunner:
         self._place, self._prepared = None, ""
         self._references.clear()
         self._full = None
-        give_back()
+        give_back_heap()
 
     def _prompt(self, prompt: StudyPrompt, arm: Arm) -> Prepared | str:
         place = prompt.id, arm.question, arm.dtype

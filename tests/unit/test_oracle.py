@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.app.ui.spans.map import why_no_keys
+from kvlens.instruments import Oracle
 from kvlens.memory.slots import FREE, ROLE
-from kvlens.recording import oracle
-from kvlens.recording.facts import span_keys
-from kvlens.recording.oracle import Owners, compare, coverage, full_attention
+from kvlens.recording import fullattention
+from kvlens.recording.fullattention import full_attention
+from kvlens.recording.layerparts import take_layers
+from kvlens.recording.oracle import OracleTables, Owners, coverage
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
-from kvlens.store.reader import TraceReader
-from tests.synthetic import write_synthetic
 
 LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
 Q_HEADS = KV_HEADS * GROUP
@@ -55,7 +53,7 @@ def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[S
         role[..., 0], position[..., 0] = ROLE["window"], n - 1
         span = torch.randint(0, SPANS, shape, generator=generator)
         weights = torch.randn(hidden.shape, generator=generator).add(bias).softmax(-1)
-        groups.append(Attended(weights, bias, role, span, position))
+        groups.append(Attended(weights, bias == 0, role, span, position))
         q = torch.randn(LAYERS, Q_HEADS, HEAD, generator=generator)
         shots.append(
             Snapshot([], q, None, None, [], {}, {}, keys[:, :, :n], SCALING, SPANS, owners.follow(rows), layers)
@@ -68,7 +66,19 @@ def joined(groups: list[Attended]) -> Attended:
     def stack(name: str) -> Any:
         return torch.cat([getattr(group, name) for group in groups])
 
-    return Attended(stack("weights"), stack("bias"), stack("role"), stack("span"), stack("position"))
+    return Attended(stack("weights"), stack("visible"), stack("role"), stack("span"), stack("position"))
+
+
+def tables_of(
+    shots: list[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: list[Attended], top_k: int, cut: int = LAYERS
+) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
+    """Return full attention by span, collected of the layers before `cut` and then of the others."""
+    tables = OracleTables(shots, top_k)
+    for start, end in ((0, cut), (cut, LAYERS)):
+        if start < end:
+            part = joined([take_layers(group, start, end) for group in groups])
+            tables.add(full[start:end], mass[:, start:end], [part])
+    return tables.join()
 
 
 def softmax(shot: Snapshot, layer: int, head: int) -> np.ndarray:
@@ -84,7 +94,7 @@ def read_at_all(group: Attended, layer: int, head: int, owner: np.ndarray) -> np
     kv_head = head // GROUP
     for slot in range(SLOTS):
         role = int(group.role[layer, kv_head, slot])
-        if role == FREE or group.bias[layer, kv_head, head % GROUP, slot] < 0:  # type: ignore[index]
+        if role == FREE or not group.visible[layer, kv_head, head % GROUP, slot]:  # type: ignore[index]
             continue
         if role == ROLE["coarse"]:
             read |= owner == int(group.span[layer, kv_head, slot])
@@ -100,25 +110,26 @@ def read_at_all(group: Attended, layer: int, head: int, owner: np.ndarray) -> np
     sampled=st.lists(st.booleans(), min_size=1, max_size=5),
     layers=st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda chosen: tuple(sorted(chosen))),
     prompt=st.integers(SPANS + SLOTS, 40),
+    cut=st.integers(1, LAYERS),
 )
 def test_full_attention_by_span_equals_a_plain_computation(
-    seed: int, top_k: int, sampled: list[bool], layers: tuple[int, ...], prompt: int
+    seed: int, top_k: int, sampled: list[bool], layers: tuple[int, ...], prompt: int, cut: int
 ) -> None:
     shots, mass, groups = case(seed, [layers if yes else () for yes in sampled], prompt)
     full = full_attention(shots)
     covered = coverage(full, [joined(groups)])
-    oracles, columns, worst = compare(shots, full, mass, [joined(groups)], top_k)
+    oracles, columns, worst = tables_of(shots, full, mass, groups, top_k, cut)
     for t, shot in enumerate(shots):
         for layer in range(LAYERS):
             for head in range(Q_HEADS):
                 p = softmax(shot, layer, head)
                 np.testing.assert_allclose(full[layer, head // GROUP, t, head % GROUP, : len(p)], p, atol=1e-6)
                 assert (full[layer, head // GROUP, t, head % GROUP, len(p) :] == 0).all()
-                role, bias = groups[t].role[layer, head // GROUP], groups[t].bias[layer, head // GROUP, head % GROUP]  # type: ignore[index]
+                role, seen = groups[t].role[layer, head // GROUP], groups[t].visible[layer, head // GROUP, head % GROUP]  # type: ignore[index]
                 exact = [
                     int(at)
-                    for at, r, b in zip(groups[t].position[layer, head // GROUP], role, bias, strict=True)
-                    if int(r) in EXACT and b == 0
+                    for at, r, yes in zip(groups[t].position[layer, head // GROUP], role, seen, strict=True)
+                    if int(r) in EXACT and yes
                 ]
                 np.testing.assert_allclose(covered[t, layer, head], p[exact].sum(), atol=1e-6)
                 if not sampled[t]:
@@ -179,50 +190,7 @@ def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
     shots, mass, groups = case(3, [(0, 1, 2)], 30)
     full = full_attention(shots)
     full[1, 0, 0, 0, 5] = 0
-    assert compare(shots, full, mass, groups, 4)[2][0] > 1e-6
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
-    keys = torch.randn(2, 3, 20, HEAD, generator=torch.Generator().manual_seed(1))
-    rows = [
-        SpanRow(0, "window", 15, 20, -1, ""),
-        SpanRow(1, "sink", 0, 4, -1, ""),
-        SpanRow(2, "page", 4, 15, -1, ""),
-        SpanRow(3, "page", 9, 9, -1, ""),
-    ]
-
-    def rotate(k: torch.Tensor, positions: torch.Tensor, layer: int, back: bool) -> torch.Tensor:
-        assert back
-        return k * (positions + layer)[:, None]
-
-    found = span_keys(keys, rows, rotate if turned else None)
-    assert found is not None
-    assert found.form == ("pre-rope" if turned else "post-rope")
-    assert found.span.tolist() == [0, 1, 2]
-    for layer in range(2):
-        plain = keys[layer].double().numpy() * ((np.arange(20) + layer)[:, None] if turned else 1)
-        for place, row in enumerate(rows[:3]):
-            np.testing.assert_allclose(
-                found.keys[layer, :, place], plain[:, row.tok_start : row.tok_end].mean(1), atol=1e-4
-            )
-
-
-def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, rows = torch.ones(2, 3, 20, HEAD), [SpanRow(0, "window", 0, 20, -1, "")]
-    monkeypatch.setattr("kvlens.instruments.MOST_KEY_BYTES", 4 * 2 * 3 * HEAD)
-    assert span_keys(keys, rows, None) is not None
-    assert span_keys(keys, [*rows, SpanRow(1, "page", 0, 5, -1, "")], None) is None
-    assert span_keys(keys, [], None) is None
-
-
-def test_a_page_tells_why_span_keys_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes that they would take, where these are why."""
-    uid = write_synthetic(tmp_path, 2, 4, 2, 2, 8, prompt_tokens=80, lens=False)
-    with TraceReader.open(tmp_path, uid) as reader:
-        assert "MB" not in why_no_keys(reader)
-        monkeypatch.setattr("kvlens.app.ui.spans.map.MOST_KEY_BYTES", 1_000)
-        assert "10.2 kB" in why_no_keys(reader)
+    assert tables_of(shots, full, mass, groups, 4, cut=1)[2][0] > 1e-6
 
 
 def test_full_attention_is_computed_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,12 +198,12 @@ def test_full_attention_is_computed_one_layer_at_a_time(monkeypatch: pytest.Monk
     half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if shot.shadow is not None]
     whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if shot.shadow is not None]
     copied: list[int] = []
-    weights = oracle.attention_weights
+    weights = fullattention.attention_weights
 
     def watched(q: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
         copied.append(keys.shape[:-2].numel())
         return weights(q, keys, *rest)
 
-    monkeypatch.setattr(oracle, "attention_weights", watched)
+    monkeypatch.setattr(fullattention, "attention_weights", watched)
     assert torch.equal(full_attention(half), full_attention(whole))
     assert copied == [KV_HEADS] * LAYERS * 2

@@ -14,7 +14,7 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_bias
 from kvlens.memory.slots import ROLE
 from kvlens.recording.decisions import decisions_at
-from kvlens.recording.selected import read_positions
+from kvlens.recording.fullattention import read_positions
 from kvlens.recording.snapshot import Attended, DecidedStep
 
 N, NEW, SINKS, SEGMENT = 93, 40, 3, 16
@@ -128,7 +128,7 @@ def test_tokens_of_clusters_that_were_not_read_are_unread() -> None:
     bias, weights = torch.tensor([[[[0.0, -torch.inf, 0.0]]]]), torch.tensor([[[[0.5, 0.0, 0.5]]]])
     owners = torch.tensor([[1, 1, 1, 1, 0]])
     members = torch.tensor([[[[True, False, True, False, False]]]])
-    by_cluster = Attended(weights, bias, role, span, position, summarised=members)
-    by_whole_span = Attended(weights, bias, role, span, position)
+    by_cluster = Attended(weights, bias == 0, role, span, position, summarised=members)
+    by_whole_span = Attended(weights, bias == 0, role, span, position)
     assert read_positions([by_cluster], 1, [0], owners).flatten().tolist() == [True, False, True, False, True]
     assert read_positions([by_whole_span], 1, [0], owners).all()

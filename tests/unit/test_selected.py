@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlens.memory.slots import FREE, ROLE
-from kvlens.recording.selected import kth_by_partition, kth_by_sorting, selection_recall
+from kvlens.recording.fullattention import kth_by_partition, kth_by_sorting, selection_recall
 from kvlens.recording.snapshot import Attended
 
 LAYERS, KV_HEADS, GROUP, N, SLOTS = 2, 2, 3, 40, 30
@@ -26,7 +26,7 @@ def drawn(generator: np.random.Generator, steps: int, biased: bool) -> Attended:
     bias = np.where(generator.random((*shape, GROUP, SLOTS)) < 0.4, -np.inf, 0.0)
     weights = torch.zeros(*shape, GROUP, SLOTS)
     kinds = torch.from_numpy(role).to(torch.int8), torch.zeros(*shape, SLOTS), torch.from_numpy(position)
-    return Attended(weights, torch.from_numpy(bias).float() if biased else None, *kinds)
+    return Attended(weights, torch.from_numpy(bias == 0) if biased else None, *kinds)
 
 
 def by_hand(mass: np.ndarray, attended: set[int]) -> float:
@@ -53,8 +53,8 @@ def test_against_sets_of_positions(biased: bool, ties: bool) -> None:
         for t, layer, kv_head, member in np.ndindex(steps, LAYERS, KV_HEADS, GROUP):
             row = t * LAYERS + layer
             read = np.isin(role[row, kv_head], READ)
-            if group.bias is not None:
-                read &= group.bias[row, kv_head, member].numpy() > -np.inf
+            if group.visible is not None:
+                read &= group.visible[row, kv_head, member].numpy()
             wanted = by_hand(full[place * LAYERS + layer, kv_head, t, member], set(position[row, kv_head][read]))
             assert found[t, place * LAYERS + layer, kv_head * GROUP + member] == pytest.approx(wanted, nan_ok=True)
             seen += 0 < wanted < 1
@@ -66,9 +66,9 @@ def test_all_tokens_one_token_and_none() -> None:
     slots = torch.full((1, 1, 4), ROLE["resident"]), torch.zeros(1, 1, 4), torch.arange(4)[None, None]
 
     def of(*read: int) -> float:
-        bias = torch.full((1, 1, 1, 4), -torch.inf)
-        bias[..., list(read)] = 0
-        return float(selection_recall(mass, [Attended(torch.zeros(1, 1, 1, 4), bias, *slots)]))
+        visible = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
+        visible[..., list(read)] = True
+        return float(selection_recall(mass, [Attended(torch.zeros(1, 1, 1, 4), visible, *slots)]))
 
     assert of(0, 1, 2, 3) == of(1) == of(1, 2) == 1
     assert of(2) == of(0) == 0
