@@ -85,9 +85,7 @@ def run(
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
-    coverage: Annotated[
-        bool, typer.Option(help="Keep all keys, outside the budget, and log coverage.")
-    ] = True,
+    coverage: Annotated[bool, typer.Option(help="Keep all keys, outside the budget, and log coverage.")] = True,
     phases: Annotated[bool, typer.Option(help="Time the phases of every step, on a CPU.")] = True,
     oracle: Annotated[
         str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")
