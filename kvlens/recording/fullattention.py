@@ -25,9 +25,9 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
 
 def stack_layers(attention: Iterator[torch.Tensor], count: int) -> torch.Tensor:
     """Return the next `count` layers of `layers_attention` [count, H_kv, T, G, n]."""
-    first = next(attention)
-    weights = first.new_empty(count, *first.shape)
-    weights[0] = first
+    layer = next(attention)
+    weights = layer.new_empty(count, *layer.shape)
+    weights[0] = layer
     for number in range(1, count):
         weights[number] = next(attention)
     return weights

@@ -78,9 +78,9 @@ class OracleTables:
         """Take the next l layers. mass: the method's mass by span [T, l, Hq, S]; groups: of T steps each; full [l,
         H_kv, T, G, n]. full, groups: None: every query head attended every position exactly, so that `mass` is full
         attention's."""
-        first, steps, shots = self._count, self._steps, self._shots
+        start, steps, shots = self._count, self._steps, self._shots
         self._count += mass.shape[1]
-        layers = [layer - first for layer in self._layers if first <= layer < self._count]
+        layers = [layer - start for layer in self._layers if start <= layer < self._count]
         if not layers:
             return
         last_shadow = shots[-1].shadow
@@ -95,14 +95,14 @@ class OracleTables:
             read = _some(read, 1, layers)
             own_mass = _some(full, 0, layers, 2, steps).movedim(2, 0)
             by_query = [_Masses.sum_spans(own_mass, read, owners, mass.shape[-1])]
-        before = sum(layer < first for layer in self._layers)
-        if (attention := _reference([shots[t].reference for t in steps], before, len(layers), n)) is not None:
+        skipped = sum(layer < start for layer in self._layers)
+        if (attention := _reference([shots[t].reference for t in steps], skipped, len(layers), n)) is not None:
             by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
         lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
         most = torch.stack([masses.spans for masses in by_query]).amax(0)
         top = most.topk(min(self._top_k, most.shape[-1]), -1)
         forms = shots[0].forms
-        sinks = [bool(forms) and forms[first + layer].sinks is not None for layer in layers]
+        sinks = [bool(forms) and forms[start + layer].sinks is not None for layer in layers]
         errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0)
         tables: dict[str, tuple[torch.Tensor, float]] = {
             "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
