@@ -156,6 +156,9 @@ def test_full_attention_by_span_equals_a_plain_computation(
                 np.testing.assert_allclose(found.tail_full[layer, head], 1 - order.sum(), atol=1e-5)
                 lost = p * ~read_at_all(groups[t], layer, head, owner)
                 np.testing.assert_allclose(unread[layer, head], lost.sum(), atol=1e-5)
+                assert found.unread is not None
+                assert found.lost_pos is not None
+                assert found.lost_mass is not None
                 in_span = np.array([lost[owner == span].sum() for span in range(SPANS)])
                 np.testing.assert_allclose(
                     found.unread[layer, head][listed >= 0], in_span[listed[listed >= 0]], atol=1e-6
@@ -195,8 +198,8 @@ def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
 
 def test_full_attention_is_computed_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shots, _, _ = case(5, [(0, 1)], 30)
-    half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if shot.shadow is not None]
-    whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if shot.shadow is not None]
+    half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if isinstance(shot.shadow, torch.Tensor)]
+    whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if isinstance(shot.shadow, torch.Tensor)]
     copied: list[int] = []
     weights = fullattention.attention_weights
 
