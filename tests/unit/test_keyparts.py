@@ -8,9 +8,9 @@ import pytest
 import torch
 from support import ListSink, method_of, random_prompt
 
-from kvlens import heap
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.snapkv import SnapKV
+from kvlens.models import device
 from kvlens.recording import recorder
 from kvlens.recording.keyparts import KeyParts
 from kvlens.recording.snapshot import Measured, Snapshot
@@ -75,11 +75,11 @@ def test_freed_memory_is_given_back_only_where_the_c_library_can(monkeypatch: py
         raise OSError
 
     for library, answer in ((lambda name: Other(), False), (fail, False), (lambda name: Glibc(), True)):
-        monkeypatch.setattr(heap.ctypes, "CDLL", library)
-        heap._library.cache_clear()
-        assert heap.give_back() is answer
+        monkeypatch.setattr(device.ctypes, "CDLL", library)
+        device._library.cache_clear()
+        assert device.give_back_heap() is answer
         assert bool(calls) is answer
-    assert heap.give_back()
-    assert calls == [(-3, heap.LARGE), (-1, 2 * heap.LARGE), (0,), (0,)]
+    assert device.give_back_heap()
+    assert calls == [(-3, device.LARGE), (-1, 2 * device.LARGE), (0,), (0,)]
     monkeypatch.undo()
-    heap._library.cache_clear()
+    device._library.cache_clear()
