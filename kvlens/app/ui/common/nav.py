@@ -21,6 +21,8 @@ STYLE = (
     ".st-key-bench_cell { position: sticky; top: 4rem; } "
     ".st-key-player_store { position: absolute; } "
     ".st-key-verdict { padding: .5rem .9rem; } .st-key-verdict p { font-size: .88rem; line-height: 1.4; } "
+    ".st-key-hold_result { margin: -.6rem 0; } "
+    ".st-key-hold_result p { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; } "
     f"{chart.STYLE}</style>"
 )
 _ENTERED = "kvlens_entered"

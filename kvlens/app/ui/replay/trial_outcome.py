@@ -61,19 +61,19 @@ def draw_trials(reader: TraceReader, trials: list[Try], selection: Selection) ->
 
 
 def at_the_button(trials: list[Try], repeated: RunMeta) -> None:
-    """The outcome of the try that is looked at, above the button that repeats the run; `draw_trials` has the whole of
-    it. Nothing without one."""
+    """The outcome of the try that is looked at, in one line above the button that repeats the run, cut where the line
+    ends; `draw_trials` has the whole of it. Nothing without one."""
     shown = shown_of(trials)
     if shown is None or (summary := shown.summary) is None:
         return
     label, value = _came(shown, summary)
     parts = [
         f"answer {_clipped(summary.answer_before)} → {_clipped(summary.answer_after)}",
-        shown.brief(),
         f"KL {nats_text(summary.kl_before)} → {nats_text(summary.kl_after)} nats",
     ]
     if shown.holds and not shown.mixed and (more := shown.more_bytes(repeated.budget_bytes)) is not None:
         parts.append(si_bytes(more))
+    parts.append(shown.brief())
     with st.container(key=tour.RESULT):
         st.markdown(f"**{plain(f'{label}: {value}')}** · {plain(' · '.join(parts))}")
 
