@@ -14,7 +14,7 @@ from support import ListSink, random_prompt, run, task_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.link.copies import Move
 from kvlens.memory.reads import Reads
-from kvlens.recording import freezing, measure, oracle
+from kvlens.recording import layerparts, measure, oracle
 from kvlens.records import PrefillRecord
 
 
@@ -128,12 +128,11 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
     computed. The figures are those of the general way."""
     computed: list[str] = []
     for module, name in (
-        (measure, "full_attention"),
         (measure, "layers_attention"),
         (measure, "coverage"),
         (measure, "selection_recall"),
         (oracle, "read_positions"),
-        (freezing, "attention_shares"),
+        (layerparts, "attention_shares"),
     ):
         monkeypatch.setattr(module, name, partial(_counted, computed, name, getattr(module, name)))
 
