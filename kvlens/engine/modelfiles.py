@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.files import MOST_JSON, RefusedFile, check_ordinary, load_json
-from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import located, ready, resolve
 from kvlens.models.sizes import check_sizes, read_config
@@ -195,6 +194,8 @@ def ahead(name: str) -> threading.Thread:
 def fingerprint(model: Any, name: str, origin: str | None) -> str:
     """Return 'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a
     hub model; a hash of the weights in memory of a model object, and where there is neither."""
+    from kvlens.metaparts import OBJECT  # brings pydantic, which a machine that only measures kernels lacks
+
     if origin == OBJECT:
         return _in_memory(model)
     try:
