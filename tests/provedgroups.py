@@ -74,7 +74,9 @@ GROUPS = {
         ("tests/kernels/test_*.py",),
         (
             "kernels/**/*.py",
+            "kvlens/lab/__init__.py",
             "kvlens/lab/gpu/**/*.py",
+            "kvlens/lab/results/*.py",
             "kvlens/memory/*.py",
             "kvlens/link/*.py",
             "tests/kernels/*.py",

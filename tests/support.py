@@ -162,3 +162,18 @@ def raises_code(code: str, kind: type[Exception] = Exception, **values: Any) -> 
         error = error.errors()[0]["ctx"]["error"]
     known = {name: getattr(error, "values", {}).get(name) for name in values}
     assert (getattr(error, "code", ""), known) == (code, values), str(error)
+
+
+def measured_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Return the list in which every batch of steps is noted that a recorder measures from now on."""
+    from kvlens.recording import recorder
+
+    batches: list[list[Any]] = []
+    plain = recorder.measure
+
+    def note(shots: list[Any], *sizes: int) -> Any:
+        batches.append(shots)
+        return plain(shots, *sizes)
+
+    monkeypatch.setattr(recorder, "measure", note)
+    return batches

@@ -176,9 +176,9 @@ def _named(keys: list[str]) -> str:
 
 
 def ahead(name: str) -> threading.Thread:
-    """Hashes the files of a model that lies ready in a folder, on a thread of its own while libraries are imported:
-    `fingerprint` finds them done. A hub model is known by its revision, so nothing of it is hashed. What is wrong with
-    a file is left to those who load it."""
+    """Hash the files of a model that lies ready in a folder, on another thread, while libraries are imported.
+    `fingerprint` then finds the hashes. A hub model is known by its revision, so nothing of it is hashed. What is wrong
+    with a file is left to those who load it."""
 
     def work() -> None:
         with contextlib.suppress(UnsupportedModel, OSError):

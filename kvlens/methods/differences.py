@@ -45,7 +45,7 @@ def tell_apart(
     that presets compute follow from the prompt.
 
     Args:
-        groups: of each run, what it is compared within, such as its method.
+        groups: of each run a key, such as its method; runs of one key are compared.
         settings: of each run; None: unknown.
         conditions: which of CONDITIONS are compared.
     """

@@ -46,7 +46,7 @@ def host_bytes(system: Path = Path("/")) -> int | None:
 
 
 LARGE = 16 << 20
-"""bytes from which a block has pages of its own, which go back to the system when it is freed"""
+"""bytes: larger blocks of memory are mapped one by one, and the system has them back as soon as they are freed"""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """parameters of mallopt, as malloc.h has them"""
 

@@ -1,7 +1,8 @@
-"""Full attention of a run's own queries over the exact keys of every position, made a layer at a time, and what of it a
-step's heads attended: selection recall, how many of the tokens that full attention weighs most were chosen; the tokens
-that a query head attended in some form; masses added up by span. Shapes as in ``snapshot.py``; n positions, t of the T
-steps are sampled."""
+"""Full attention of a run's own queries over the exact keys of every position, made a layer at a time.
+
+Beside it what a step's heads attended of it: selection recall (how many of the tokens that full attention weighs most
+were chosen), the tokens that a query head attended in some form, and masses added up by span. Shapes as in
+``snapshot.py``; n positions, t of the T steps are sampled."""
 
 from __future__ import annotations
 

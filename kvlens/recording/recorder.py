@@ -41,7 +41,7 @@ RANKED_SPANS = 32
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
-"""batches that may wait to be measured before the engine's thread waits; none where a step is a batch of its own"""
+"""most batches that wait to be measured; then the engine waits. Where each step is a batch, none waits"""
 
 
 class Recorder:

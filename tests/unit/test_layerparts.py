@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import ListSink, method_of, random_prompt
+from support import ListSink, measured_batches, method_of, random_prompt
 from test_memoryneed import largest_allocation
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.recording import layerparts, recorder
-from kvlens.recording.snapshot import Measured, Snapshot
+from kvlens.recording import layerparts
+from kvlens.recording.measure import measure
 
 
 @pytest.mark.parametrize("name", ["snapkv", "quest"])
@@ -21,24 +21,17 @@ def test_a_step_is_measured_a_few_layers_at_a_time(tiny: Any, monkeypatch: pytes
     method, prompt = method_of(name), random_prompt(2_000, seed=3)
     options = Options(max_new=3, ignore_eos=True, coverage=True, oracle="all")
     params = method.Parameters(tokens=1_500) if name == "snapkv" else method.Parameters()
-    batches: list[list[Snapshot]] = []
-    plain = recorder.measure
-
-    def note(shots: list[Snapshot], *sizes: int) -> list[Measured]:
-        batches.append(shots)
-        return plain(shots, *sizes)
-
-    monkeypatch.setattr(recorder, "measure", note)
+    batches = measured_batches(monkeypatch)
     Engine(tiny).run(prompt, method, params, None, options, ListSink())
     assert batches
     with torch.inference_mode():
         for shots in batches:
-            whole = plain(shots, 16, 32)
+            whole = measure(shots, 16, 32)
             monkeypatch.setattr(layerparts, "PART_NUMBERS", 1)
-            parts = plain(shots, 16, 32)
+            parts = measure(shots, 16, 32)
             shape = shots[-1].shadow.shape  # type: ignore[union-attr]
             table = 4 * len(shots) * shots[0].q[..., 0].numel() * shape[2]
-            small = largest_allocation(lambda part=shots: plain(part, 16, 32))
+            small = largest_allocation(lambda part=shots: measure(part, 16, 32))
             monkeypatch.undo()
             assert [pickle.dumps(step) for step in whole] == [pickle.dumps(step) for step in parts]
             assert shape[0] > 1

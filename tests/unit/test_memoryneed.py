@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import queue
-import time
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support import ListSink, method_of, random_prompt
+from support import ListSink, measured_batches, method_of, random_prompt
 from torch.profiler import ProfilerActivity, profile
 
 from kvlens.engine.engine import Engine, Options
@@ -22,7 +22,6 @@ from kvlens.recording.facts import span_keys
 from kvlens.recording.fullattention import full_attention, sum_by
 from kvlens.recording.measure import masses_of_all
 from kvlens.recording.recorder import IN_FLIGHT
-from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import SpanRow
 from kvlens.runs import memory
 from kvlens.runs.memory import (
@@ -190,14 +189,7 @@ def _noted(calls: list[str], name: str, plain: Any, *values: Any, **options: Any
 
 def test_masses_of_a_run_that_keeps_all_are_made_layer_by_layer(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They equal those of a table of all layers bit for bit, and no tensor of all layers' weights is made."""
-    batches: list[list[Snapshot]] = []
-    plain = recorder.measure
-
-    def note(shots: list[Snapshot], *sizes: int) -> list[Measured]:
-        batches.append(shots)
-        return plain(shots, *sizes)
-
-    monkeypatch.setattr(recorder, "measure", note)
+    batches = measured_batches(monkeypatch)
     method = method_of("full")
     options = Options(max_new=4, ignore_eos=True, coverage=True)
     Engine(tiny).run(random_prompt(2_000, seed=3), method, method.Parameters(), None, options, ListSink())
@@ -223,16 +215,18 @@ def test_steps_whose_tables_are_large_do_not_wait_in_a_row(
 ) -> None:
     """A large step is handed over when nothing is measured any more; small ones wait in a row."""
     unmeasured: list[int] = []
-    measure, plain = recorder.measure, queue.Queue
+    measure, row_is_full = recorder.measure, threading.Event()
 
-    class Noted(plain):  # type: ignore[type-arg, misc, valid-type]
+    class Noted(queue.Queue[Any]):
         def put(self, item: Any, *rest: Any) -> None:
             if item is not None:
                 unmeasured.append(self.unfinished_tasks)
+            if len(unmeasured) > IN_FLIGHT + 1:
+                row_is_full.set()
             super().put(item, *rest)
 
     def measure_slowly(*arguments: Any) -> Any:
-        time.sleep(0.05)
+        row_is_full.wait(60 if most else 0.05)
         return measure(*arguments)
 
     monkeypatch.setattr(recorder, "TOGETHER_NUMBERS", numbers)
@@ -243,7 +237,7 @@ def test_steps_whose_tables_are_large_do_not_wait_in_a_row(
     options = Options(max_new=6, ignore_eos=True)
     Engine(tiny).run(random_prompt(100, seed=3), method, method.Parameters(tokens=40), None, options, sink)
     assert len(sink.steps) == len(unmeasured) == 6
-    assert (max(unmeasured) == 0) if most == 0 else (0 < max(unmeasured) <= most + 1)
+    assert max(unmeasured) == (most + 1 if most else 0)
 
 
 def test_mean_keys_of_spans_are_made_head_by_head() -> None:
