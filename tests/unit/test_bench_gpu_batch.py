@@ -188,7 +188,7 @@ def test_whole_steps_of_eight_come_after_those_of_one_and_before_what_is_extra()
     assert all(at(f"decode {context} x 1") < at(f"decode {context} x 8") < at("recording") for context in CONTEXTS)
     assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, replayed") < at("decode 131072 x 1")
     assert at("decode 131072 x 8, replayed") < at("decode 8192 x 1")
-    assert at("decode 8192 x 8") < at("decode 32768 x 8, alike") < at("decode sweep 32768") < at("compiled 32768 full")
+    assert at("decode 8192 x 8") < at("decode 32768 x 8, alike") < at("decode sweep 32768") < at("compiled 32768")
     assert names[-1] == "headlines"
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4",

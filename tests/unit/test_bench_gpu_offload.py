@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kvlens import methods
-from kvlens.lab.gpu import ledger, offload, tier
+from kvlens.lab.gpu import ledger, offload, row_gathers, tier
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.failures import Lacking
 from kvlens.lab.gpu.offload import PART, measure, spread
@@ -224,3 +225,35 @@ def test_of_a_profile_the_copies_beside_the_models_stream_are_the_links() -> Non
         {"cat": "cpu_op", "name": "aten::copy_", "args": {}},
     ]
     assert ledger.beside_the_model(events) == ({"h2d": (120, 2), "d2h": (40, 1)}, 12)
+
+
+def test_the_pool_is_filled_before_copies_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fills the pool crosses the bus as well: in a call of the ledger alone the profiler saw it."""
+    monkeypatch.setattr("kvlens.lab.gpu.part.POOL_BYTES", 64 << 20)
+    ours = bench(tmp_path)
+    monkeypatch.setattr(ours.device, "dry", False)
+    made: list[bool] = []
+
+    def profiled(work: Any, of: Bench) -> list[dict[str, Any]]:
+        made.append("pool" in vars(of))
+        return []
+
+    monkeypatch.setattr(ledger, "_events", profiled)
+    ledger._copies(ours)
+    assert made == [True]
+
+
+@pytest.mark.parametrize("row_bytes", [256, 4096])
+def test_rows_are_gathered_from_where_the_list_says(row_bytes: int) -> None:
+    ours = Bench(DryDevice(), (512,), (1,), {"entries": {}})
+    pool = torch.arange(1 << 14, dtype=torch.int16)
+    rows, target = pool.view(-1, row_bytes // 2), torch.empty(3, row_bytes // 2, dtype=torch.int16)
+    row_gathers._read(ours, rows, torch.tensor([2, 0, 1]), target, 16)
+    assert torch.equal(target, rows[[2, 0, 1]])
+
+
+def test_rows_of_every_size_have_their_figures(tmp_path: Path) -> None:
+    ours = Bench(DryDevice(), (512,), (1,), {"entries": {}})
+    found = list(row_gathers.measure(ours))
+    assert len(found) == len(row_gathers.ROWS) * len(row_gathers.DRY_TOTALS)
+    assert all(row.seconds and row.rate == row.bytes / row.seconds for row in found)

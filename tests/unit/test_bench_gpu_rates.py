@@ -141,8 +141,7 @@ def test_without_a_file_the_papers_rates_are_replayed_and_said(tmp_path: Path, m
 def test_other_rates_make_what_replays_them_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "FILE", tmp_path / "rates.json")
     parts = {
-        part.name: part
-        for part in (*decode_parts.decodes(256, 1), decode_parts.sweep(256), *decode_parts.compiled(256))
+        part.name: part for part in (*decode_parts.decodes(256, 1), decode_parts.sweep(256), decode_parts.compiled(256))
     }
     fixed = replace(parts["decode 256 x 1"], runs_methods=False)
     before = {name: part.sources for name, part in parts.items()} | {"fixed": fixed.sources}
@@ -163,8 +162,7 @@ def test_whole_steps_move_what_recorded_rates_ask_for() -> None:
         assert row.counted_bytes == row.host_bytes == moved(name, 512, FOUND[name], bench.model).host_bytes
 
 
-@pytest.mark.parametrize("part", ["decode", "compiled"])
-def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_steps_are_asked_for_at_recorded_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
     monkeypatch.setattr(
         decode_parts,
@@ -172,10 +170,15 @@ def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pyt
         lambda bench, setting, context, given, *more, **named: asked.setdefault(setting.name, given),
     )
     bench = Bench(DryDevice(), (256,), (2,), {"entries": {}}, TABLE)
-    for each in decode_parts.decodes(256, 2) if part == "decode" else decode_parts.compiled(256):
+    for each in decode_parts.decodes(256, 2):
         list(each.run(bench))
-    assert set(asked) == set(KNOWN if part == "decode" else settings())
+    assert set(asked) == set(KNOWN)
     assert all(given == TABLE.choose(KNOWN[name]) for name, given in asked.items())
+    for each in (decode_parts.compiled(256), decode_parts.ways(256)):
+        asked.clear()
+        list(each.run(bench))
+        assert set(asked) == {setting.name for setting in decode_parts.compared(bench)}
+        assert all(given == TABLE.choose(KNOWN[name]) for name, given in asked.items())
 
 
 def test_sweeps_keep_their_grid_and_gain_the_papers_rates() -> None:

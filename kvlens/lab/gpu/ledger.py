@@ -51,17 +51,16 @@ def _events(work: Callable[[], object], bench: Bench) -> list[dict[str, Any]]:
 
 
 def _copies(bench: Bench) -> list[LedgerRow]:
-    """Pages there and back, one copy each, every one with a line in the memory's own ledger."""
-    kv, ledger = bench.model.kv, TransferLog()
+    """Pages there and back, one copy each, every one with a line in the memory's own ledger. The pool is made first:
+    what fills it is copied as well, and is none of these."""
+    kv, ledger, pool = bench.model.kv, TransferLog(), bench.pool
     present = bench.device.normal(64, kv.kv_heads, 2, PAGE, kv.head_dim)
     copied = {"h2d": 0, "d2h": 0}
 
     def work() -> None:
         for page in range(64):
             direction, cause = ("h2d", "recall") if page % 3 else ("d2h", "offload")
-            source, target = (
-                (bench.pool[page], present[page]) if direction == "h2d" else (present[page], bench.pool[page])
-            )
+            source, target = (pool[page], present[page]) if direction == "h2d" else (present[page], pool[page])
             source, target = source[: 1 + page % kv.kv_heads], target[: 1 + page % kv.kv_heads]
             ledger.open(0, 0, page, direction, cause, source.numel() * source.element_size(), True)
             target.copy_(source, non_blocking=True)

@@ -14,6 +14,7 @@ from kvlens.lab.gpu import (
     matvec_times,
     offload,
     recording,
+    row_gathers,
     step_checks,
     tier,
 )
@@ -28,6 +29,7 @@ NAMES = (
     "offload",
     "matvecs",
     "kernels",
+    "row gathers",
     "decode",
     "recording",
     "compiled",
@@ -60,6 +62,7 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         recording.PART,
         *alike,
         decode_parts.sweep(middle),
-        *decode_parts.compiled(middle),
+        row_gathers.PART,
+        decode_parts.compiled(middle),
         headlines.PART,
     ]
