@@ -13,6 +13,7 @@ from kvlens.app.ui.common.startline import announced, refuse_start
 if __name__ == "__main__":
     import streamlit as st
 
+    from kvlens.app.ui.common.collector import COLLECTOR
     from kvlens.app.ui.common.nav import ICON, STYLE, navigation
     from kvlens.app.ui.common.widgets import guarded
 
@@ -20,7 +21,10 @@ if __name__ == "__main__":
     page = navigation()
     st.html(STYLE)
     st.logo(ICON, size="medium")
-    guarded(page.run)()
+    try:
+        guarded(page.run)()
+    finally:
+        COLLECTOR.set_imports_aside()
 else:
     refuse_start()
     app = App(__file__, lifespan=announced, middleware=[Middleware(Door), Middleware(History)])

@@ -1,0 +1,56 @@
+"""What the libraries made is looked through once, not after every run of a page."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kvlens.app.ui.common.collector import MODULES, Collector
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    return calls
+
+
+def test_imports_are_set_aside_once(frozen: list[str]) -> None:
+    collector = Collector()
+    assert [collector.set_imports_aside() for _ in range(3)] == [True, False, False]
+    assert frozen == ["collect", "freeze"]
+
+
+def test_they_are_set_aside_again_once_a_page_has_imported_more(
+    frozen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector()
+    collector.set_imports_aside()
+    few = {f"imported_{i}": sys for i in range(MODULES - 1)}
+    monkeypatch.setattr(sys, "modules", {**sys.modules, **few})
+    assert not collector.set_imports_aside()
+    monkeypatch.setattr(sys, "modules", {**sys.modules, "imported_more": sys})
+    assert collector.set_imports_aside()
+    assert frozen == ["collect", "freeze"] * 2
+
+
+def test_garbage_made_later_is_still_found() -> None:
+    script = """
+import gc, weakref
+from kvlens.app.ui.common.collector import Collector
+class Page: pass
+Collector().set_imports_aside()
+page = Page(); page.itself = page
+seen = weakref.ref(page)
+del page
+gc.collect(2)
+assert seen() is None
+assert gc.get_freeze_count() > 0
+"""
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", script], timeout=600).returncode == 0
