@@ -14,12 +14,12 @@ import torch
 
 from kvlens import hangs, interrupts
 from kvlens.budget import Budget
-from kvlens.engine.acting import with_windows
 from kvlens.engine.batch import Seat
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.observed import with_windows
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import refuse_border, rotary_of, whole_length

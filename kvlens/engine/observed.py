@@ -1,19 +1,25 @@
-"""What a session keeps of the prompt beside its KV, until it has been placed: the last queries, the attention that its
-tokens received, what was seen of its last token, and what layers were given."""
+"""What a method knows of its run. Of the prompt, beside its KV and until it has been placed: the last queries, the
+attention that its tokens received, what was seen of its last token, and what layers were given.
+
+In a model in which the method does not act on every layer, it knows a run of the other layers alone, under numbers of
+their own, with the budget that the windows leave."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from kvlens.budget import BudgetAccount
+from kvlens.budget import BudgetAccount, BudgetInfeasible
 from kvlens.engine.border import scored
+from kvlens.engine.rotary import LayersRotary
 from kvlens.kernels.attend import LayerForm, add_received, decode_attention, prefill_attention
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
+from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, RunContext
 
@@ -168,6 +174,52 @@ class Observed:
         """The method has what was handed over no longer."""
         for name in ("received", "peeked", "inputs", "repeated"):
             self._account.release(name)
+
+
+def method_context(context: RunContext, reference: bool) -> RunContext:
+    """Return the run as a method knows it. reference: the method is full KV."""
+    shape = context.shape.acting(reference)
+    if shape.layers == context.shape.layers:
+        return context
+    windows = context.shape.window_bytes(context.prompt_tokens + context.max_new, reference)
+    budget = None if context.budget_bytes is None else max(0, context.budget_bytes - windows)
+    numbers = context.shape.global_layers
+    turn = None if context.rotate is None else LayersRotary(context.rotate, numbers)
+    return replace(context, shape=shape, budget_bytes=budget, rotate=turn)
+
+
+@contextmanager
+def with_windows(context: RunContext, reference: bool) -> Iterator[None]:
+    """Inside, a refusal of the budget counts the windows' bytes too. context: of the model."""
+    try:
+        yield
+    except BudgetInfeasible as refused:
+        windows = context.shape.window_bytes(context.prompt_tokens + context.max_new, reference)
+        if not windows:
+            raise
+        likely = None if refused.likely is None else refused.likely + windows
+        smallest, limit = refused.smallest + windows, context.budget_bytes or 0
+        raise BudgetInfeasible(refused.method, limit, smallest, context.full_kv_bytes, likely=likely) from None
+
+
+def method_prompt(prompt: Prefilled, windowed: WindowedLayers) -> Prefilled:
+    """Return the prompt of the method's layers."""
+    if not windowed.rings:
+        return prompt
+    layers, peeked, inputs = list(windowed.numbers), prompt.peeked, prompt.inputs
+    return replace(
+        prompt,
+        keys=prompt.keys[layers],
+        values=prompt.values[layers],
+        last_queries=prompt.last_queries[layers] if prompt.last_queries.numel() else prompt.last_queries,
+        peeked=None if peeked is None else Peeked(peeked.queries[layers], peeked.keys[layers], peeked.values[layers]),
+        received=None if prompt.received is None else prompt.received[layers],
+        repeated=None if prompt.repeated is None else prompt.repeated[layers],
+        repeated_queries=None if prompt.repeated_queries is None else prompt.repeated_queries[layers],
+        inputs=None
+        if inputs is None
+        else Inputs(inputs.hidden[layers], tuple(inputs.modules[layer] for layer in layers), inputs.rotary),
+    )
 
 
 class LayerObserver(Protocol):

@@ -12,10 +12,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kvlens.methods.run_inputs import Rotate
 from kvlens.models.errors import UnsupportedModel
 
 CHANGING = ("dynamic", "longrope")
@@ -94,6 +96,24 @@ class Rotary:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._embedding(wide, positions[None], *([kind] if kind else []))
         return cos.to(wide.dtype), sin.to(wide.dtype)
+
+
+@dataclass(frozen=True)
+class LayersRotary:
+    """A model's rotary embedding on some of its layers, which have numbers of their own from 0 on."""
+
+    rotate: Rotate
+    numbers: tuple[int, ...]
+    """the model's number of each layer"""
+
+    def __call__(
+        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
+    ) -> torch.Tensor:
+        """Turn keys as `Rotary` does; with `layer` None keys [l, ..., m, D] of these layers."""
+        if layer is not None:
+            return self.rotate(keys, positions, self.numbers[layer], back)
+        turned = [self.rotate(part, positions, number, back) for number, part in zip(self.numbers, keys, strict=True)]
+        return torch.stack(turned) if turned else keys.float()
 
 
 def rotary_of(model: Any) -> Rotary | None:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from kvlens.budget import BudgetAccount
-from kvlens.engine.acting import counterfactual_of, method_context, method_prompt, with_windows
 from kvlens.engine.border import WALKED_STEPS, Border, make_method
-from kvlens.engine.observed import LayerObserver, Observed
+from kvlens.engine.observed import LayerObserver, Observed, method_context, method_prompt, with_windows
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
 from kvlens.instruments import NoClock
@@ -56,7 +55,9 @@ class Session:
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
         self.windowed = WindowedLayers(context.shape, self.reference, n, drops, context.dtype, context.device)
-        self.counterfactual = counterfactual_of(holds, drops, self.windowed, method_run)
+        self.counterfactual = self.windowed.counterfactual(
+            holds, drops, method_run.shape, context.max_new, context.device
+        )
         """None: nothing is held, dropped or older than a window that hides it"""
         self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)

@@ -96,7 +96,7 @@ def with_room(trials: Trials, finer: str) -> dict[str, str]:
 
 def _raised_budget(trials: Trials, finer: str) -> Budget | None:
     """Return the budget raised by what `finer` takes; None: there is no limit."""
-    from kvlens.engine.acting import method_context
+    from kvlens.engine.observed import method_context
 
     context = trials.engine.context(trials.prompt, trials.budget, trials.options)
     if context.budget_bytes is None:

@@ -13,9 +13,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from kvlens.holds import Drop
+from kvlens.holds import Drop, Hold
 from kvlens.instruments import CutRow
 from kvlens.kernels.attend import LayerForm, decode_attention
+from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.slots import PromptStore, SpanTable
 from kvlens.rows import EventRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.shape import KVShape
@@ -103,6 +104,25 @@ class WindowedLayers:
         hidden &= positions != self.newest
         bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill(hidden, -torch.inf)
         return bias[:, None].expand(-1, self.shape.group, -1).contiguous()
+
+    # ---- the method's layers
+    def counterfactual(
+        self, holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, max_new: int, device: torch.device
+    ) -> Counterfactual | None:
+        """Return what a run holds and drops, in the method's numbers of layers, and what the windows of `shape`, the
+        method's, hide; None: nothing. A window holds its tokens anyway, and nothing else: a hold there is left out."""
+
+        def own(heads: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+            pairs = ((self.own.get(layer), head) for layer, head in heads)
+            return tuple((layer, head) for layer, head in pairs if layer is not None)
+
+        held = [replace(hold, heads=own(hold.heads)) for hold in holds]
+        dropped = [replace(drop, heads=own(drop.heads)) for drop in drops]
+        holds, drops = [hold for hold in held if hold.heads], [drop for drop in dropped if drop.heads]
+        if not (holds or drops or shape.windows):
+            return None
+        tokens = self.first + max_new
+        return Counterfactual(holds, drops, shape.kv_heads, self.first, tokens, device, shape.windows)
 
     # ---- the log
     def open_spans(self, spans: Sequence[SpanRow], step: int) -> None:

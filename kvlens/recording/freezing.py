@@ -14,8 +14,7 @@ from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.keyparts import WatchedKeys
-from kvlens.recording.layerparts import share_layers
+from kvlens.recording.layerparts import WatchedKeys, share_layers
 from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
 
 

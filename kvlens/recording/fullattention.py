@@ -15,8 +15,7 @@ import torch
 
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory.slots import FREE, ROLE
-from kvlens.recording.keyparts import KeyParts
-from kvlens.recording.snapshot import Attended, Snapshot
+from kvlens.recording.snapshot import Attended, LayerKeys, Snapshot
 
 
 def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
@@ -57,12 +56,7 @@ def layers_attention(shots: Sequence[Snapshot]) -> Iterator[torch.Tensor]:
 
 
 def _formed(
-    shot: Snapshot,
-    rows: torch.Tensor,
-    keys: torch.Tensor | KeyParts,
-    bias: torch.Tensor,
-    counts: torch.Tensor,
-    group: int,
+    shot: Snapshot, rows: torch.Tensor, keys: LayerKeys, bias: torch.Tensor, counts: torch.Tensor, group: int
 ) -> Iterator[torch.Tensor]:
     """Yield full attention [H_kv, T, G, n] of each layer by its form. rows [L, H_kv * T * G, D], keys [L, H_kv, n,
     D], bias [T * G, n] -inf on unwritten positions, counts [T]: positions written."""

@@ -5,8 +5,9 @@ Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from kvlens.instruments import Oracle, Scores
 from kvlens.kernels.attend import LayerForm
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE
-from kvlens.recording.keyparts import KeyParts
 
 
 @dataclass
@@ -97,6 +97,14 @@ class LayerInputs:
     and which spans were hot"""
 
 
+class LayerKeys(Protocol):
+    """Keys [L, H_kv, n, D], as one tensor or in parts."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
+
+
 @dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
@@ -113,8 +121,8 @@ class Snapshot:
     """columns the method itself knows, [L, Hq], NaN where it does not"""
     kv_columns: dict[str, torch.Tensor]
     """[L, H_kv]"""
-    shadow: torch.Tensor | KeyParts | None
-    """[L, H_kv, n, D]: keys of all positions so far"""
+    shadow: LayerKeys | None
+    """keys of all positions so far"""
     scaling: float
     spans: int
     owner: torch.Tensor | None = None

@@ -10,9 +10,11 @@ import weakref
 from pathlib import Path
 
 import numpy as np
+import pytest
 from store_support import make_prefill, make_step
 
 from kvlens.meta import RunMeta
+from kvlens.models import device
 from kvlens.store.writer import TraceWriter
 
 GROWN = """
@@ -57,3 +59,32 @@ def test_a_writer_is_freed_as_soon_as_nobody_holds_it(tmp_path: Path) -> None:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def test_freed_memory_is_given_back_only_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    class Other:
+        """A C library without malloc_trim."""
+
+    class Glibc:
+        """A C library that notes its calls."""
+
+        def malloc_trim(self, *sizes: int) -> None:
+            calls.append(sizes)
+
+        def mallopt(self, *sizes: int) -> None:
+            calls.append(sizes)
+
+    def fail(name: None) -> None:
+        raise OSError
+
+    for library, answer in ((lambda name: Other(), False), (fail, False), (lambda name: Glibc(), True)):
+        monkeypatch.setattr(device.ctypes, "CDLL", library)
+        device._library.cache_clear()
+        assert device.give_back_heap() is answer
+        assert bool(calls) is answer
+    assert device.give_back_heap()
+    assert calls == [(-3, device.LARGE), (-1, 2 * device.LARGE), (0,), (0,)]
+    monkeypatch.undo()
+    device._library.cache_clear()

@@ -1,4 +1,4 @@
-"""Steps are measured a few layers at a time."""
+"""A run in parts: its keys, of which the prompt's are shared, and its steps, measured a few layers at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from support import ListSink, measured_batches, method_of, random_prompt
 from test_memoryneed import largest_allocation
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.recording import layerparts
+from kvlens.methods.snapkv import SnapKV
+from kvlens.recording import layerparts, recorder
+from kvlens.recording.layerparts import KeyParts
 from kvlens.recording.measure import measure
+from kvlens.recording.snapshot import Measured, Snapshot
 
 
 @pytest.mark.parametrize("name", ["snapkv", "quest"])
@@ -36,3 +39,43 @@ def test_a_step_is_measured_a_few_layers_at_a_time(tiny: Any, monkeypatch: pytes
             assert [pickle.dumps(step) for step in whole] == [pickle.dumps(step) for step in parts]
             assert shape[0] > 1
             assert small < table
+
+
+class ForeignSnapKV(SnapKV):
+    """A method that kvlens does not ship."""
+
+
+def test_key_parts_stand_for_all_keys() -> None:
+    keys = torch.randn(3, 2, 9, 4)
+    parts = KeyParts(keys[:, :, :7], keys[:, :, 7:])
+    assert parts.shape == keys.shape
+    assert torch.equal(parts.whole(), keys)
+    assert all(torch.equal(*pair) for pair in zip(parts, keys, strict=True))
+
+
+@pytest.mark.parametrize("kind", [method_of("snapkv"), ForeignSnapKV])
+def test_coverage_takes_the_prompts_keys_without_a_copy(tiny: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Of a method that others wrote it takes a copy."""
+    shots: list[Snapshot] = []
+    plain = recorder.measure
+
+    def note(batch: list[Snapshot], *sizes: int) -> list[Measured]:
+        shots.extend(batch)
+        return plain(batch, *sizes)
+
+    monkeypatch.setattr(recorder, "measure", note)
+    engine, prompt = Engine(tiny), random_prompt(200, seed=3)
+    read, full, options = engine.read(prompt), method_of("full"), Options(max_new=4, ignore_eos=True, coverage=True)
+    engine.run(prompt, kind, kind.Parameters(tokens=40), None, options, ListSink(), read=read)
+    shadows = [shot.shadow for shot in shots]
+    shots.clear()
+    engine.run(prompt, full, full.Parameters(), None, options, ListSink(), read=read)
+    assert len(shadows) == 4
+    for step, shadow in enumerate(shadows):
+        assert isinstance(shadow, KeyParts)
+        assert shadow.shape[2] == read.keys.shape[2] + step + 1
+        assert torch.equal(shadow.prompt, read.keys)
+        assert (shadow.prompt.data_ptr() == read.keys.data_ptr()) == (kind is not ForeignSnapKV)
+    whole = shots[0].shadow
+    assert isinstance(whole, torch.Tensor)
+    assert torch.equal(shadows[0].whole()[0], whole[0])  # type: ignore[union-attr]
