@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ from kvlens import tasks
 from kvlens.api.models import Given
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.fitting import Sizes
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.memory import memory_need
 from kvlens.runs.preparing import prepare, sizes_of
 from kvlens.runs.request import RunRequest
 from kvlens.tasks.encoding import encoding_of
-from kvlens.text.prompts import PromptText
+from kvlens.text.prompts import Prompt, PromptText
 
 WARM, STEPS, EVERY_S = 256, 8, 0.005
 
@@ -83,12 +85,18 @@ def prompt_of(loaded: LoadedModel, tokens: int) -> PromptText:
     return tasks.prompt_of(tasks.ask(tasks.get(TASK), tokens, 0.5, SEED, encoding_of(loaded.tokenizer)))
 
 
+def drawn_reading(engine: Engine, prompt: Prompt, chunk: int, queries: int, received: bool, *rest: Any) -> ReadPrompt:
+    """Return a drawn reading. It has the attention that tokens received if a method asks for it."""
+    read = draw(engine.loaded, prompt)
+    return read if received else replace(read, received=None)
+
+
 def measure(tokens: int, method: str, drawn: bool) -> dict[str, Any]:
     """Run and return the peaks."""
     torch.set_num_threads(1)
     loaded = random_model()
     if drawn:
-        Engine.read = lambda engine, prompt, *rest: draw(engine.loaded, prompt)  # type: ignore[assignment, misc]
+        Engine.read = drawn_reading  # type: ignore[assignment, method-assign]
     request = RunRequest(model=HEADS, method=method, max_new=STEPS, against=True, chat="off", ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         runs, models = Path(folder), Given(loaded)

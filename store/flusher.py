@@ -85,6 +85,8 @@ class Flusher:
                 pass
             except BaseException as error:
                 self.error = describe(error)
+            finally:
+                job = None  # or it lasts until the next comes
             if self.error is None and time.monotonic() - last_beat > _HEARTBEAT_S:
                 last_beat = time.monotonic()
                 with contextlib.suppress(Exception):  # only a display; the trace itself is what must not fail

@@ -169,13 +169,14 @@ def span_key_table(span_keys: SpanKeys, heads: tuple[int, int]) -> pa.Table:
     layers, kv_heads = heads
     rows = layers * kv_heads * count
     offsets = pa.array(size * np.arange(rows + 1, dtype=np.int64), pa.int32())
+    keys = pa.array(span_keys.keys.astype(np.float32, copy=False).reshape(-1))
     return pa.table(
         {
             "layer": np.repeat(np.arange(layers, dtype=np.uint8), kv_heads * count),
             "kv_head": np.tile(np.repeat(np.arange(kv_heads, dtype=np.uint8), count), layers),
             "span": np.tile(span_keys.span.astype(np.uint16), layers * kv_heads),
             "form": pa.array([span_keys.form] * rows, pa.string()),
-            "key": pa.ListArray.from_arrays(offsets, pa.array(span_keys.keys.astype(np.float32).reshape(-1))),
+            "key": pa.ListArray.from_arrays(offsets, keys),
         }
     )
 

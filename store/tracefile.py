@@ -165,6 +165,8 @@ class TraceFile:
             with contextlib.suppress(duckdb.Error):
                 con.rollback()
             raise
+        if isinstance(job, PrefillRecord):
+            self._give_back()
         self._account(job)
 
     def finish(
@@ -197,6 +199,12 @@ class TraceFile:
     def close(self) -> None:
         """Closes the connection."""
         self._con.close()
+
+    def _give_back(self) -> None:
+        """Give back the memory of rows that are in the file: a run's keys by span are not read while it is written."""
+        with contextlib.suppress(duckdb.Error):  # rows that are in the log alone stay in memory
+            self._con.execute("SET memory_limit = '1MB'")
+        self._con.execute("RESET memory_limit")
 
     def _insert(self, name: str, table: pa.Table) -> None:
         self._con.register("incoming", table)

@@ -224,23 +224,18 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _sums(bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return sums along the last dimension, which a moved row changes, and along the one before it, which a number
-    moved within its row changes: int64. The results are made before the first sum: a result made between two sums
-    would take a piece of the room that the next sum needs, and the process would grow by the whole prompt."""
-    dims = range(max(-2, -bits.dim()), 0)
-    shapes = [[size for place, size in enumerate(bits.shape) if place != bits.dim() + dim] for dim in dims]
-    sums = tuple(torch.empty(shape, dtype=torch.int64, device=bits.device) for shape in shapes)
-    _add_up(bits, sums)
+    moved within its row changes: int64. A part at a time is widened and added up, all in one room: what torch takes
+    and frees for each sum would make the process grow."""
+    dims, part = range(max(-2, -bits.dim()), 0), bits
+    while part.dim() > 2 and part.numel() > SMALL:
+        part = part[0]
+    sums = tuple(torch.empty(bits.select(dim, 0).shape, dtype=torch.int64, device=bits.device) for dim in dims)
+    wide = torch.empty_like(part, dtype=torch.int64)
+    for place in np.ndindex(*bits.shape[: bits.dim() - part.dim()]):
+        wide.copy_(bits[place])
+        for dim, total in zip(dims, sums, strict=True):
+            torch.sum(wide, dim, out=total[place])
     return sums
-
-
-def _add_up(bits: torch.Tensor, sums: Sequence[torch.Tensor]) -> None:
-    """Write the sums of a tensor, of a part at a time, since torch widens what it adds up."""
-    if bits.dim() > 2 and bits.numel() > SMALL:
-        for part, *part_sums in zip(bits, *sums, strict=True):
-            _add_up(part, part_sums)
-        return
-    for dim, total in zip(range(-len(sums), 0), sums, strict=True):
-        torch.sum(bits, dim, out=total)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

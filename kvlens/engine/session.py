@@ -55,9 +55,7 @@ class Session:
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
         self.windowed = WindowedLayers(context.shape, self.reference, n, drops, context.dtype, context.device)
-        self.counterfactual = self.windowed.counterfactual(
-            holds, drops, method_run.shape, context.max_new, context.device
-        )
+        self.counterfactual = self.windowed.counterfactual(holds, drops, method_run.shape, context.max_new)
         """None: nothing is held, dropped or older than a window that hides it"""
         self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)

@@ -39,7 +39,7 @@ class WindowedLayers:
     ) -> None:
         """shape: of the model, with the windows that bind; reference: the run is full KV."""
         apart = shape.acting(reference).layers < shape.layers
-        self.shape, self.first = shape, prompt_tokens
+        self.shape, self.first, self._device = shape, prompt_tokens, device
         self.numbers = shape.global_layers if apart else tuple(range(shape.layers))
         """the model's number of each of the method's layers"""
         self.own = {layer: number for number, layer in enumerate(self.numbers)}
@@ -107,7 +107,7 @@ class WindowedLayers:
 
     # ---- the method's layers
     def counterfactual(
-        self, holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, max_new: int, device: torch.device
+        self, holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, max_new: int
     ) -> Counterfactual | None:
         """Return what a run holds and drops, in the method's numbers of layers, and what the windows of `shape`, the
         method's, hide; None: nothing. A window holds its tokens anyway, and nothing else: a hold there is left out."""
@@ -122,7 +122,7 @@ class WindowedLayers:
         if not (holds or drops or shape.windows):
             return None
         tokens = self.first + max_new
-        return Counterfactual(holds, drops, shape.kv_heads, self.first, tokens, device, shape.windows)
+        return Counterfactual(holds, drops, shape.kv_heads, self.first, tokens, self._device, shape.windows)
 
     # ---- the log
     def open_spans(self, spans: Sequence[SpanRow], step: int) -> None:

@@ -45,7 +45,7 @@ def host_bytes(system: Path = Path("/")) -> int | None:
     return max(0, min(rows)) if rows else None
 
 
-LARGE = 16 << 20
+LARGE = 8 << 20
 """bytes: larger blocks of memory are mapped one by one, and the system has them back as soon as they are freed"""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """parameters of mallopt, as malloc.h has them"""

@@ -144,15 +144,18 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
 def masses_of_all(shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
     """As `_masses`, of steps whose heads attended all positions exactly. The last step's table serves all: a token's
     span does not change where the memory keeps every token. The weights of one layer exist at a time: those of all
-    layers would be the largest tables of a long run's step."""
+    layers would be the largest tables of a long run's step. The columns are made before the first layer: a column that
+    is made between two layers takes a piece of the room that the next weights need, and the process grows."""
     table, tiny = shots[-1].groups[0], torch.finfo(torch.float32).tiny
-    role, span = table.role[0, 0].long(), table.span[0, 0].long()
-    columns = []
-    for layer in layers_attention(shots):
+    role, span, size = table.role[0, 0].long(), table.span[0, 0].long(), (len(shots), *table.weights.shape[:3])
+    by_role, by_span = (table.weights.new_empty(*size, codes) for codes in (FREE + 1, shots[0].spans))
+    entropy = table.weights.new_empty(size)
+    for number, layer in enumerate(layers_attention(shots)):
         weights = layer.transpose(0, 1)
-        masses = (sum_by(weights, code, codes) for code, codes in ((role, FREE + 1), (span, shots[0].spans)))
-        columns.append((*masses, -(weights * weights.clamp(min=tiny).log()).sum(-1)))
-    by_role, by_span, entropy = (torch.stack(parts, 1).flatten(2, 3) for parts in zip(*columns, strict=True))
+        by_role[:, number] = sum_by(weights, role, FREE + 1)
+        by_span[:, number] = sum_by(weights, span, shots[0].spans)
+        entropy[:, number] = -(weights * weights.clamp(min=tiny).log()).sum(-1)
+    by_role, by_span, entropy = (column.flatten(2, 3) for column in (by_role, by_span, entropy))
     counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=entropy.device)
     tokens = counts[:, None, None].expand(-1, *table.role.shape[:2])
     return by_role, by_span, entropy, tokens, torch.zeros_like(tokens)

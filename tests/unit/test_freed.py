@@ -6,15 +6,21 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from store_support import make_prefill, make_step
 
+from kvlens.instruments import SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.models import device
+from kvlens.records import PrefillRecord
+from kvlens.store.spanlists import span_key_table
+from kvlens.store.tracefile import TraceFile
 from kvlens.store.writer import TraceWriter
 
 GROWN = """
@@ -59,6 +65,42 @@ def test_a_writer_is_freed_as_soon_as_nobody_holds_it(tmp_path: Path) -> None:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def keyed(span_keys: SpanKeys) -> PrefillRecord:
+    """Return a record with these keys of spans."""
+    return replace(make_prefill(), span_keys=span_keys)
+
+
+def test_a_prompts_record_is_freed_when_it_is_written(tmp_path: Path) -> None:
+    """The thread that writes does not keep it until the next job comes."""
+    writer = TraceWriter(tmp_path)
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1, model="m", method="full"))
+    span_keys = SpanKeys("post-rope", np.arange(2, dtype=np.int32), np.ones((2, 1, 2, 4), np.float32))
+    writer.prefill(keyed(span_keys))
+    freed = threading.Event()
+    weakref.finalize(span_keys, freed.set)
+    del span_keys
+    assert freed.wait(60)
+    writer.finish("completed", None, [], {})
+
+
+def test_keys_of_spans_are_written_without_a_copy_and_leave_memory(tmp_path: Path) -> None:
+    keys = np.ones((2, 64, 1_000, 64), np.float32)
+    span_keys = SpanKeys("post-rope", np.arange(1_000, dtype=np.int32), keys)
+    table = span_key_table(span_keys, (2, 64))
+    assert np.shares_memory(table["key"].chunk(0).values.to_numpy(), keys)
+    meta = RunMeta(layers=2, q_heads=64, kv_heads=64, model="m", method="full")
+    file = TraceFile.create(tmp_path / "trace.duckdb", meta.to_row())
+    limit = "SELECT current_setting('memory_limit')"
+    before = file._con.execute(limit).fetchone()
+    file.flush(keyed(span_keys), "spans")
+    rows = file._con.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchone()
+    assert rows is not None
+    assert rows[0] < 4 << 20
+    assert file._con.execute(limit).fetchone() == before
+    assert file._con.execute("SELECT count(*) FROM span_key").fetchone() == (128_000,)
+    file.close()
 
 
 def test_freed_memory_is_given_back_only_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:

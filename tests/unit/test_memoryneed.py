@@ -148,9 +148,14 @@ def test_a_long_run_says_what_it_takes() -> None:
 
 def largest_allocation(work: Any) -> int:
     """Return the bytes of the largest tensor that is made meanwhile."""
+    return max(allocations(work))
+
+
+def allocations(work: Any) -> list[int]:
+    """Return the bytes that each operation takes meanwhile."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
-    return max(event.self_cpu_memory_usage for event in profiled.events())
+    return [event.self_cpu_memory_usage for event in profiled.events()]
 
 
 def test_marking_a_prompt_widens_a_part_of_it_at_a_time() -> None:
@@ -158,6 +163,10 @@ def test_marking_a_prompt_widens_a_part_of_it_at_a_time() -> None:
         keys = torch.randn(16, 2, 600, 16)
     assert keys.numel() > SMALL
     assert largest_allocation(lambda: Mark.take(keys)) <= keys.nbytes // 8
+    part = 8 * keys[0].numel()
+    assert part == 8 * keys[..., 0].numel()
+    large = [size for size in allocations(lambda: Mark.take(keys)) if size >= part]
+    assert len(large) == 2, "the sums along the last dimension, and one room in which all parts are widened"
 
 
 @pytest.mark.parametrize("size", [(16, 2, 600, 16), (900, 400), (400_000,)])
