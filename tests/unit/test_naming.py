@@ -94,6 +94,8 @@ def test_a_run_of_a_method_that_is_not_installed_has_what_it_recorded() -> None:
 def test_tables_name_what_their_presets_ran() -> None:
     assert table_name("sekv", ["fit", "paper"]) == "SeKV (untrained router)"
     assert table_name("sekv", ["fit", "no-coarse"]) == "SeKV (untrained router) or SeKV"
+    assert table_name("sekv", ["fit"], "smollm2") == "SeKV"
+    assert table_name("sekv", ["fit"], "paper") == "SeKV (untrained router)"
     assert table_name("snapkv", ["defaults", None]) == "SnapKV"
     assert table_name("sekv", []) == "SeKV"
 

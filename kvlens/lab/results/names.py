@@ -36,10 +36,11 @@ def measured_on(about: dict[str, Any]) -> str:
     return f"{about['date']} ({'; '.join(sentences)})" if sentences else str(about["date"])
 
 
-def table_name(method: str, presets: Iterable[str | None]) -> str:
+def table_name(method: str, presets: Iterable[str | None], usual: str | None = None) -> str:
     """Return what tables call a method that ran with these presets, as results record them: 'defaults' and None are no
-    preset. The untrained parts are included; names that differ are joined by 'or'."""
-    names = [preset_name(method, None if preset == "defaults" else preset) for preset in presets]
+    preset. usual: the preset that was asked for, whose trained parts `fit` takes. The untrained parts are included;
+    names that differ are joined by 'or'."""
+    names = [preset_name(method, None if preset == "defaults" else preset, usual=usual) for preset in presets]
     return " or ".join(dict.fromkeys(names)) or methods.get(method).title
 
 
