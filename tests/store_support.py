@@ -117,7 +117,7 @@ def make_step(
         journal=make_journal(rng, step, layers, kv_heads),
         scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
         loss=make_loss(rng, text) if rng.random() < 0.7 else None,
-        oracle=make_oracle(rng, layers, q_heads) if rng.random() < 0.7 else None,
+        oracle=agreeing(make_oracle(rng, layers, q_heads), spans, masses) if rng.random() < 0.7 else None,
         decisions=make_decisions(rng, layers, kv_heads) if rng.random() < 0.7 else None,
     )
 
@@ -186,6 +186,14 @@ def make_oracle(rng: np.random.Generator, layers: int, q_heads: int) -> Oracle:
     tail, away = full[..., -1].copy(), rng.random(layers) < 0.3
     spans[away], tail[away] = -1, np.nan
     return Oracle(spans, full[..., :-1].copy(), mass[..., :-1].copy(), tail)
+
+
+def agreeing(oracle: Oracle, spans: np.ndarray, masses: np.ndarray) -> Oracle:
+    """The oracle with a head's own masses on the spans that are among its top spans too: both are one figure, and a
+    trace reads it where it has more digits."""
+    same = (oracle.span[..., None] == spans[..., None, :]) & (spans[..., None, :] >= 0)
+    own = (same * masses[..., None, : spans.shape[-1]]).sum(-1)
+    return replace(oracle, mass=np.where(same.any(-1), own, oracle.mass).astype(np.float32))
 
 
 def make_span_keys(rng: np.random.Generator, layers: int, kv_heads: int) -> SpanKeys:
