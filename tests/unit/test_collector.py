@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     calls: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(atexit, "register", lambda ending: calls.append(ending.__name__))
     return calls
 
 
 def test_imports_are_set_aside_once(frozen: list[str]) -> None:
     collector = Collector()
     assert [collector.set_imports_aside() for _ in range(3)] == [True, False, False]
-    assert frozen == ["collect", "freeze"]
+    assert frozen == ["unfreeze", "collect", "freeze"]
 
 
 def test_they_are_set_aside_again_once_a_page_has_imported_more(
@@ -35,7 +37,7 @@ def test_they_are_set_aside_again_once_a_page_has_imported_more(
     assert not collector.set_imports_aside()
     monkeypatch.setattr(sys, "modules", {**sys.modules, "imported_more": sys})
     assert collector.set_imports_aside()
-    assert frozen == ["collect", "freeze"] * 2
+    assert frozen == ["unfreeze", *["collect", "freeze"] * 2]
 
 
 def test_garbage_made_later_is_still_found() -> None:

@@ -4,6 +4,7 @@ is watched. What was imported is set aside, so that it looks through what sessio
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 import threading
@@ -27,6 +28,8 @@ class Collector:
             present = len(sys.modules)
             if present - self._modules < MODULES:
                 return False
+            if not self._modules:
+                atexit.register(gc.unfreeze)  # libraries count at the end what nobody has collected, and say it
             self._modules = present
             gc.collect()
             gc.freeze()
