@@ -133,7 +133,8 @@ def markdown(result: dict[str, Any]) -> str:
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype, variant), by_task in lines.items():
         ran = dict.fromkeys(preset for line in by_task.values() for preset in line.get("presets", {}))
-        title = table_name(name, ran or [presets.get(name)], presets.get(name)) + (f" in {dtype} (noise floor)" if dtype else "")
+        title = table_name(name, ran or [presets.get(name)], presets.get(name))
+        title += f" in {dtype} (noise floor)" if dtype else ""
         title += f" {variant}" if variant else ""
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
