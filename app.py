@@ -24,7 +24,7 @@ if __name__ == "__main__":
     try:
         guarded(page.run)()
     finally:
-        COLLECTOR.set_imports_aside()
+        COLLECTOR.freeze_imports()
 else:
     refuse_start()
     app = App(__file__, lifespan=announced, middleware=[Middleware(Door), Middleware(History)])

@@ -21,22 +21,22 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return calls
 
 
-def test_imports_are_set_aside_once(frozen: list[str]) -> None:
+def test_imports_are_frozen_once(frozen: list[str]) -> None:
     collector = Collector()
-    assert [collector.set_imports_aside() for _ in range(3)] == [True, False, False]
+    assert [collector.freeze_imports() for _ in range(3)] == [True, False, False]
     assert frozen == ["unfreeze", "collect", "freeze"]
 
 
-def test_they_are_set_aside_again_once_a_page_has_imported_more(
+def test_they_are_frozen_again_once_a_page_has_imported_more(
     frozen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()
-    collector.set_imports_aside()
+    collector.freeze_imports()
     few = {f"imported_{i}": sys for i in range(MODULES - 1)}
     monkeypatch.setattr(sys, "modules", {**sys.modules, **few})
-    assert not collector.set_imports_aside()
+    assert not collector.freeze_imports()
     monkeypatch.setattr(sys, "modules", {**sys.modules, "imported_more": sys})
-    assert collector.set_imports_aside()
+    assert collector.freeze_imports()
     assert frozen == ["unfreeze", *["collect", "freeze"] * 2]
 
 
@@ -45,7 +45,7 @@ def test_garbage_made_later_is_still_found() -> None:
 import gc, weakref
 from kvlens.app.ui.common.collector import Collector
 class Page: pass
-Collector().set_imports_aside()
+Collector().freeze_imports()
 page = Page(); page.itself = page
 seen = weakref.ref(page)
 del page

@@ -13,6 +13,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
+from kvlens.lab.results.formats import UNKNOWN, narrow_cell, narrow_share
 from kvlens.lab.studies import kv_formats
 
 TASK, LENGTH, BUDGET = "needle", 300, "10%"
@@ -44,3 +45,12 @@ def test_the_peak_is_that_of_the_engine_and_a_small_budget_names_its_need(tmp_pa
         "resident_share": pytest.approx(share),
     }
     assert kv_formats.measure(request, tmp_path)["lines"] == measured["lines"]
+
+
+def test_a_share_is_of_the_preset_that_was_asked_for() -> None:
+    """SeKV was measured with the untrained router, then with the trained one, whose table takes less."""
+    needs = {preset: narrow_cell("smollm2", 1024, "sekv", "10%", preset) for preset in ("paper", "smollm2", "demo")}
+    assert needs["demo"] == UNKNOWN
+    assert len(set(needs.values())) == 3
+    assert narrow_share("smollm2", 4096, "sekv", "20%", "paper") is not None
+    assert narrow_share("smollm2", 4096, "sekv", "20%", "smollm2") is None

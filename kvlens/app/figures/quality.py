@@ -3,6 +3,7 @@ kvlens.lab.bench.quality writes them; no Streamlit, no files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -41,9 +42,12 @@ COSTS = (
 TOKENS = ("length",)
 
 
-def table(lines: list[dict[str, Any]], model: str = "", length: int | None = None) -> pd.DataFrame:
+def table(
+    lines: list[dict[str, Any]], model: str = "", length: int | None = None, presets: Mapping[str, str | None] = {}
+) -> pd.DataFrame:
     """Lines as rows, with the number format that their shares are of, and the peak as a share of full KV in 16 bits
-    where it was measured for the model and length. Methods, tasks and budgets are in their order, a control is named by
+    where it was measured for the model, the length and the preset that a
+    method was asked for with. Methods, tasks and budgets are in their order, a control is named by
     its number format; columns that no line has are NaN, `presets` the names of those that were run."""
     columns = (
         "method",
@@ -76,7 +80,7 @@ def table(lines: list[dict[str, Any]], model: str = "", length: int | None = Non
         row["resident_share_16bit"] = (
             row["resident_share"]
             if line.get("dtype") == NARROW
-            else narrow_share(model, length, line["method"], line["budget"])
+            else narrow_share(model, length, line["method"], line["budget"], presets.get(line["method"]))
         )
     return pd.DataFrame(rows)
 

@@ -139,7 +139,9 @@ def markdown(result: dict[str, Any]) -> str:
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
-        cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, variant)
+        usual = variant or presets.get(name)
+        requested = next(iter(by_task.values())).get("requested_preset", usual)
+        cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, requested)
         text.append(f"| {' | '.join(cells)} |")
     machine, request = about["machine"], about["request"]
     text += [
@@ -172,13 +174,13 @@ def _variants_measured(result: dict[str, Any]) -> str:
 
 
 def _with_formats(
-    cells: list[str], means: list[str], about: dict[str, Any], name: str, budget: str, dtype: str, variant: str
+    cells: list[str], means: list[str], about: dict[str, Any], name: str, budget: str, dtype: str, preset: str | None
 ) -> list[str]:
-    """The cells of the means, with the resident share for both number formats; for a variant, of its own alone."""
+    """The cells of the means, with the resident share for both number formats, of the same preset."""
     if RESIDENT not in means or not any(cells):
         return cells + [""] * (RESIDENT in means)
     place, request = means.index(RESIDENT), about["request"]
-    narrow = UNKNOWN if variant else narrow_cell(request["model"], request["length"], name, budget)
+    narrow = narrow_cell(request["model"], request["length"], name, budget, preset)
     shares = [cells[place], narrow]
     if dtype:  # the control's own format is the narrow one
         shares = [UNKNOWN, cells[place]] if dtype == NARROW else [UNKNOWN, UNKNOWN]

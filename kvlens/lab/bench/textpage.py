@@ -53,7 +53,8 @@ def markdown(result: dict[str, Any]) -> str:
     """The table for the docs: a row per method and budget, the noise floor first."""
     about, request = result["about"], result["about"]["request"]
     text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    text += [f"| {' | '.join(_cells(line, request))} |" for line in result["lines"]]
+    presets = about.get("presets", {})
+    text += [f"| {' | '.join(_cells(line, request, presets))} |" for line in result["lines"]]
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
@@ -65,7 +66,7 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cells(line: dict[str, Any], request: dict[str, Any]) -> list[str]:
+def _cells(line: dict[str, Any], request: dict[str, Any], presets: dict[str, str | None]) -> list[str]:
     title = table_name(line["method"], line["presets"])
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
     held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
@@ -83,15 +84,15 @@ def _cells(line: dict[str, Any], request: dict[str, Any]) -> list[str]:
         f"{line['coverage']:.2f}",
         f"{line['selection_recall']:.2f}",
         f"{line['attended_share']:.1%}",
-        *_resident(line, request),
+        *_resident(line, request, presets.get(line["method"])),
         f"{line['read_share']:.1%}",
         str(line["n"]),
     ]
 
 
-def _resident(line: dict[str, Any], request: dict[str, Any]) -> tuple[str, str]:
+def _resident(line: dict[str, Any], request: dict[str, Any], preset: str | None) -> tuple[str, str]:
     """The peak as a share of full KV in float32 and in 16 bits. A control's is known for its own format alone."""
     share = f"{line['resident_share']:.1%}"
     if line["dtype"] == NARROW:
         return UNKNOWN, share
-    return share, narrow_cell(request["model"], request["length"], line["method"], line["budget"])
+    return share, narrow_cell(request["model"], request["length"], line["method"], line["budget"], preset)

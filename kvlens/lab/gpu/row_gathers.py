@@ -1,6 +1,6 @@
-"""Why scattered tokens come slower than pages: rows of pinned host memory anywhere, read in place by one launch, by
-the bytes of a row and by how the memory was had. What limits such reads shows where bytes stay the same and rows
-become fewer."""
+"""Why scattered tokens come slower than pages. One launch reads rows of pinned host memory in place, anywhere in it: of
+several lengths, in memory that was allocated in several ways. Launches of the same bytes in fewer rows show whether the
+number of rows is the limit."""
 
 from __future__ import annotations
 
@@ -109,10 +109,16 @@ def _steps(bench: Bench, pool: torch.Tensor, row_bytes: int, tokens: int, total:
 
 
 def _read(bench: Bench, rows: torch.Tensor, listed: torch.Tensor, target: torch.Tensor, tokens: int) -> None:
-    count, dim = target.shape
     if bench.dry:
         torch.index_select(rows, 0, listed, out=target)
-        return
+    else:
+        gather_rows(rows, listed, target, tokens)
+
+
+def gather_rows(rows: torch.Tensor, listed: torch.Tensor, target: torch.Tensor, tokens: int) -> None:
+    """Copy rows [R, D] listed int64 [n] into target [n, D]. tokens: rows that a program has under way. The rows have to
+    be pinned where the target is on CUDA; D is a power of two."""
+    count, dim = target.shape
     warps = max(1, min(8, tokens * dim // 512))
     _gather[(min(CTAS, -(-count // tokens)),)](rows, listed, target, count, D=dim, N=tokens, num_warps=warps)
 

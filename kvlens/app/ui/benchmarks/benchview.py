@@ -51,7 +51,9 @@ def show_quality(model: str | None) -> None:
     try:
         about = result.content["about"]
         request = about["request"]
-        frame = table(result.content["lines"], request["model"], request["length"])
+        frame = table(
+            result.content["lines"], request["model"], request["length"], result.content["about"].get("presets", {})
+        )
         tasks, length, order = request["tasks"], request["length"], ORDER[request.get("question", "in")]
         counts = f"{about['trials']} of {about['planned']} trials"
     except (KeyError, TypeError):

@@ -27,7 +27,9 @@ def show_leading(model: str | None) -> None:
         if result is None:
             return
         request = result.content["about"]["request"]
-        frame = table(result.content["lines"], request["model"], request["length"])
+        frame = table(
+            result.content["lines"], request["model"], request["length"], result.content["about"].get("presets", {})
+        )
         rows = cost_rows(frame, result_files.titles_measured(request["model"], result.content["about"]))
         if rows.empty:
             return

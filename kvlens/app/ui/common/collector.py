@@ -1,6 +1,6 @@
-"""The collector's work between two runs of a page. Streamlit looks for garbage after every run of a script and of a
-fragment, and would go through all that the imported libraries made: a quarter of a second, twice a second while a run
-is watched. What was imported is set aside, so that it looks through what sessions made."""
+"""Less work for Python's garbage collector. Streamlit calls it after every run of a script or fragment, and it went
+through the objects of all imported libraries: a quarter of a second, twice a second while a run is watched. These
+objects are frozen, so the collector goes through the objects of sessions alone."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import sys
 import threading
 
 MODULES = 20
-"""imported since the last time, from which on it is worth doing again"""
+"""imported since the last freeze, from which on another one is made"""
 
 
 class Collector:
-    """Sets aside what stays as long as the process."""
+    """Freezes the objects of imported libraries. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._modules = 0
-        """imported when it was done last"""
+        """imported at the last freeze"""
 
-    def set_imports_aside(self) -> bool:
-        """Return whether it was worth it: after a page's first run, as a rule. Garbage is collected first. Whatever
-        lives then is looked at no more: sessions go when nothing refers to them, as ever."""
+    def freeze_imports(self) -> bool:
+        """Freeze all objects that live now if MODULES modules were imported since the last freeze: after a page's first
+        run, as a rule. Return whether that was so. Garbage is collected first. A frozen object is still freed when
+        nothing refers to it; the collector no longer finds it in a cycle."""
         with self._lock:
             present = len(sys.modules)
             if present - self._modules < MODULES:
                 return False
             if not self._modules:
-                atexit.register(gc.unfreeze)  # libraries count at the end what nobody has collected, and say it
+                atexit.register(gc.unfreeze)  # libraries report objects that are frozen at the end as leaks
             self._modules = present
             gc.collect()
             gc.freeze()
