@@ -150,7 +150,8 @@ def _draw_bus(result: Result) -> None:
 
 
 def _kernels(result: Result) -> None:
-    results = rows(result, KernelRow)
+    """The kernels of runs and of the static step, not the rows by which the bus is examined."""
+    results = [row for part in ("matvecs", "kernels") for row in rows(result, KernelRow, part)]
     if any(row.share is not None for row in results):
         _draw(kernel_shares(results), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
         st.caption("Blue reaches its aim of 80 %, orange does not, grey has none.")
