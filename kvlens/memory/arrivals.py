@@ -192,7 +192,7 @@ class Arrivals:
             self._fetch_into(None, Target(slots.keys[None], slots.values[None], None), layer, missing, cause, blocking)
             return
         for pool in self._hot.parts[layer]:
-            in_pool = np.isin(missing.kv_heads, pool.heads)
+            in_pool = (missing.kv_heads >= pool.heads.start) & (missing.kv_heads < pool.heads.stop)
             if in_pool.any():
                 units = missing if in_pool.all() else missing.where(in_pool)
                 self._fetch_into(pool, pool.target(layer), layer, units, cause, blocking)
