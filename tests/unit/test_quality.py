@@ -236,6 +236,17 @@ def test_tables_that_differ_in_their_tasks_alone_are_named_by_them_and_stand_sid
     assert beside(tmp_path / "again.json", "quality", again) == [again, *found[:2]], "it takes the place of its like"
 
 
+def test_tables_that_differ_in_their_methods_alone_are_named_by_them() -> None:
+    first, second = of("real", "in"), of("real", "in")
+    for result, names in ((first, ["full", "quest"]), (second, ["kivi", "quest", "tova"])):
+        result["about"]["request"] = result["about"]["request"] | {"methods": names, "budgets": ["20%"]}
+    second["about"]["torch"] = "another"
+    assert headings(document([first, second])) == [
+        heading("real", "in", ": needle at 20%, methods from FullKV on"),
+        heading("real", "in", ": needle at 20%, methods from KIVI on"),
+    ]
+
+
 def test_tables_that_differ_in_their_budgets_alone_are_one(tmp_path: Path) -> None:
     """A later sitting at other budgets; one with another torch is a table of its own, and both name their budgets."""
     later = of("real", "in", {}, {"method": "quest", "budget": "40%"}, {"method": "quest", "budget": "5%"})

@@ -72,10 +72,11 @@ RESIDENT = "resident_share"
 def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
     """The page of the docs: what the columns mean, and the tables, the toy's last; of free text, `texts` as
     kvlens.lab.bench.freetext writes them. Tables that differ in their budgets alone are one; where they differ in
-    more than these or their tasks, both are named."""
+    more than these or their tasks, both are named, and the methods where these two are alike."""
     requested = [(result, result["about"]["request"]) for result in joined(results)]
     places = Counter(_place(request) for _, request in requested)
     alike = Counter((_place(request), *request["tasks"]) for _, request in requested)
+    equal = Counter((_place(request), *request["tasks"], *request["budgets"]) for _, request in requested)
     ordered = sorted(requested, key=lambda item: (_place(item[1]), list(item[1]["tasks"]), _largest(item[1])))
     text, remaining = INTRODUCTION, list(texts)
     for result, request in ordered:
@@ -84,8 +85,15 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
             text, remaining = text + sections(remaining), []
         named = [", ".join(request["tasks"])] if places[place] > 1 else []
         named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
+        if equal[place, *request["tasks"], *request["budgets"]] > 1:
+            named[-1] += f", {name_methods(request)}"
         text += _section(result, " ".join(named))
     return text + sections(remaining)
+
+
+def name_methods(request: dict[str, Any]) -> str:
+    """Return what tells a table from one of other methods: the first of its methods."""
+    return f"methods from {table_name(request['methods'][0], [None])} on"
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:

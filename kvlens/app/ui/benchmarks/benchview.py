@@ -19,7 +19,7 @@ from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, headings, plain
 from kvlens.lab.bench.joined import alike, one
-from kvlens.lab.bench.qualitypage import ORDER
+from kvlens.lab.bench.qualitypage import ORDER, name_methods
 from kvlens.lab.results.names import measured_on
 from kvlens.lab.results.summary import arm_titles
 
@@ -135,7 +135,7 @@ def _choose_table(measured_results: list[result_files.ResultFile]) -> result_fil
 
 
 def _label_tables(names: dict[str, result_files.ResultFile]) -> Callable[[str], str]:
-    """How a table is offered: what it was asked, with its tasks and budgets where another was asked as much."""
+    """How a table is offered: what it was asked, with tasks, budgets and methods where another was asked as much."""
     requests = {name: result.content["about"].get("request", {}) for name, result in names.items()}
 
     def short(name: str) -> str:
@@ -144,9 +144,16 @@ def _label_tables(names: dict[str, result_files.ResultFile]) -> Callable[[str], 
     many: Counter[Any] = Counter(map(short, names))
     many.update((short(name), ", ".join(requests[name].get("tasks", ()))) for name in names)
 
+    def place_of(name: str) -> tuple[Any, ...]:
+        request = requests[name]
+        return short(name), *request.get("tasks", ()), *request.get("budgets", ())
+
+    equal = Counter(map(place_of, names))
+
     def label_of(name: str) -> str:
         tasks = ", ".join(requests[name].get("tasks", ())) if many[short(name)] > 1 else ""
         suffix = f" at {', '.join(requests[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
+        suffix += f", {name_methods(requests[name])}" if equal[place_of(name)] > 1 else ""
         return plain(f"{short(name)}: {tasks}{suffix}" if tasks else short(name))
 
     return label_of
