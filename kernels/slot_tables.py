@@ -2,9 +2,9 @@
 its tables.
 
 Between a method's selection and k1 stands what each slot holds: a token, a span's summary, a reconstructed token, or
-nothing. PyTorch says in some forty small operations what that comes to; Triton does it in two launches, so that it does
-not bound a captured step. Shapes: H KV heads, G query heads of each, C slots, S spans, P slots of a page, N = ceil(C /
-P) pages.
+nothing. PyTorch says in some twenty small operations what that comes to; Triton does it in two launches, so that it
+does not bound a captured step. Shapes: H KV heads, G query heads of each, C slots, S spans, P slots of a page, N =
+ceil(C / P) pages.
 """
 
 from __future__ import annotations
@@ -68,22 +68,25 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
     """The bias [H, G, C] float32 in PyTorch: log of the span's length on summaries, -inf on what a query head does not
     attend, 0 elsewhere. Span ids have to be valid in free slots too."""
     role, span, codes = reads.role, reads.span.long(), reads.codes
-    out = torch.where(role == codes.coarse, reads.log_lengths[span], torch.zeros((), device=role.device))
-    out = out.masked_fill(role == codes.free, float("-inf"))[:, None].repeat(1, reads.group, 1)
+    summary = role == codes.coarse
+    known = torch.where(summary, reads.log_lengths[span], 0.0).masked_fill(role == codes.free, float("-inf"))[:, None]
+    hidden = None
+    if reads.fine is not None:
+        wide = span[:, None].expand(-1, reads.group, -1)
+        read = (reads.fine & reads.is_hot[:, None]).gather(2, wide)
+        token = ((role == codes.resident) | (role == codes.reconstructed)) & reads.selectable[span]
+        of_read, of_unread = summary[:, None], token[:, None]
+        if reads.tokens is not None:
+            offset = reads.position - reads.starts[span]
+            of_read = of_read | (of_unread & (offset[:, None] >= reads.tokens.gather(2, wide)))
+        hidden = torch.where(read, of_read, of_unread)
     if reads.positions is not None:
-        where = reads.position.long().clamp(min=0)[:, None].expand_as(out)
-        out = out.masked_fill((role != codes.coarse)[:, None] & ~reads.positions.gather(2, where), float("-inf"))
-    if reads.fine is None:
-        return out
-    wide = span[:, None].expand(-1, reads.group, -1)
-    read = (reads.fine & reads.is_hot[:, None]).gather(2, wide)
-    through_summary = (role == codes.coarse)[:, None] & read
-    if reads.tokens is not None:
-        offset = reads.position - reads.starts[span]
-        read = read & (offset[:, None] < reads.tokens.gather(2, wide))
-    token = (role == codes.resident) | (role == codes.reconstructed)
-    unread = (token & reads.selectable[span])[:, None] & ~read
-    return out.masked_fill(through_summary | unread, float("-inf"))
+        where = reads.position.long().clamp(min=0)[:, None].expand(-1, reads.group, -1)
+        elsewhere = ~(summary[:, None] | reads.positions.gather(2, where))
+        hidden = elsewhere if hidden is None else hidden | elsewhere
+    if hidden is None:
+        return known.repeat(1, reads.group, 1)
+    return torch.where(hidden, float("-inf"), known)
 
 
 def slot_tables(reads: SlotReads, page: int) -> Live:

@@ -1,9 +1,9 @@
 """The recall of one layer's KV heads, planned in torch operations of fixed shape: what fits, what is there already,
 which spans give way, what each cell holds from now on.
 
-The one reference of the plan. The memory plans by `decide` on the host; the static step plans by `zone_plan_torch`, or
-by the kernel, which equals it bit for bit (kvlens/lab/gpu/kernels/zone_plan.py). Words and shapes:
-kernels/zone_tables.py.
+The one reference of the plan. The static step plans by `zone_plan_torch`, or by the kernel, which equals it bit for bit
+(kvlens/lab/gpu/kernels/zone_plan.py); the memory plans on the host as `decide` does (kernels/zone_host.py). Words and
+shapes: kernels/zone_tables.py.
 """
 
 from __future__ import annotations
@@ -135,22 +135,8 @@ def place(
 
 def _victims(cells: torch.Tensor, stamp: torch.Tensor, candidate: torch.Tensor, shortage: torch.Tensor) -> torch.Tensor:
     """Candidates that go, the least recently wanted first, until `shortage` [H, 1] cells are free: bool [H, S]."""
-    if len(candidate) == 1 and candidate.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _victims_of_one(cells[0], stamp[0], candidate[0], int(shortage))[None]
     order = torch.where(candidate, stamp, NEVER).argsort(dim=1, stable=True)
     sizes = torch.where(candidate, cells, 0).gather(1, order)
     freed_before = sizes.cumsum(1) - sizes
     goes = candidate.gather(1, order) & (freed_before < shortage)
     return torch.zeros_like(candidate).scatter(1, order, goes)
-
-
-def _victims_of_one(cells: torch.Tensor, stamp: torch.Tensor, candidate: torch.Tensor, shortage: int) -> torch.Tensor:
-    """As `_victims` of one zone on the host, [S]: where nothing is short nothing is sorted, else the candidates
-    alone."""
-    victims = torch.zeros_like(candidate)
-    if shortage > 0:
-        units = candidate.nonzero()[:, 0]
-        units = units[stamp[units].argsort(stable=True)]
-        sizes = cells[units]
-        victims[units[sizes.cumsum(0) - sizes < shortage]] = True
-    return victims

@@ -187,6 +187,7 @@ class Engine:
             check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds, drops=drops)
+        session.method.keeps_journal = sink is not None
         run = Generation(
             self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle, follow
         )

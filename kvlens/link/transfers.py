@@ -103,8 +103,9 @@ class TransferLog:
         lines may be given once. Raises ValueError for an unknown direction or cause."""
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")
-        columns = (np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes))
-        layer, kv_head, span, size = np.broadcast_arrays(*columns)
+        columns = [np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes)]
+        lines = max(map(len, columns))
+        layer, kv_head, span, size = (x if len(x) == lines else np.broadcast_to(x, lines) for x in columns)
         entry = Entry(self.step, layer, kv_head, span, size, direction, cause, blocking)
         self.total[direction] += entry.bytes
         self._open.append(entry)

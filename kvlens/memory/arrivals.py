@@ -18,7 +18,7 @@ from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import ARRIVAL, MemoryLog, RecalledParts
-from kvlens.memory.slots import ROLE, SharedSlots, SpanTable, Target
+from kvlens.memory.slots import ROLE, SharedSlots, SlotNames, SpanTable, Target
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,18 @@ class Missing:
         ends = self.counts.cumsum()
         return np.arange(len(self.slots)) - np.repeat(ends - self.counts - self.firsts, self.counts)
 
-    def named(self, starts: np.ndarray, first_head: int) -> np.ndarray:
-        """Return int64 [5, tokens]: KV head from `first_head` on, slot, position, span and role of every token.
-        starts int64 [S]: first position of each span."""
-        roles = np.where(self.packed, ROLE["reconstructed"], ROLE["resident"])
-        of_units = np.stack((self.kv_heads - first_head, starts[self.spans], self.spans, roles))
-        heads, begins, spans, roles = np.repeat(of_units, self.counts, axis=1)
-        return np.stack((heads, self.slots, begins + self.offsets(), spans, roles))
+    def names(self, starts: np.ndarray) -> SlotNames:
+        """Return what the units' slots are called. starts int64 [S]: first position of each span."""
+        unit = self.each(np.arange(len(self)))
+        position = starts[self.spans][unit] + self.offsets()
+        roles = np.where(self.packed, ROLE["reconstructed"], ROLE["resident"]).astype(np.uint8)[unit]
+        spans = self.spans.astype(np.int32)[unit]
+        return SlotNames(self.kv_heads[unit], self.slots, position.astype(np.int32), spans, roles)
 
     def where(self, mask: np.ndarray) -> Missing:
         """Return the units in `mask` bool [n]."""
+        if mask.all():
+            return self
         tokens = self.each(mask)
         within = None if self.within is None else self.within[tokens]
         heads, spans, firsts, counts = (x[mask] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
@@ -77,10 +79,10 @@ class RecallBatch:
         self._keys, self._values = target.keys, target.values
 
     def whole(self) -> tuple[Sequence[Moving], Callable[[], None] | None]:
+        if not self._units.packed.any():
+            return [self._tokens(self._units)], None
         raw, packed = self._units.where(~self._units.packed), self._units.where(self._units.packed)
         moves: list[Moving] = [self._tokens(raw)] if len(raw) else []
-        if not len(packed):
-            return moves, None
         flat, units, sizes = self._packed(packed)
         numbers = torch.empty(int(sizes.sum()), dtype=flat.dtype)
         moves.append(Numbers(numbers, flat, units.table[:, 0].numpy().copy(), sizes))
@@ -226,11 +228,9 @@ class Arrivals:
 
     def _name(self, layer: int, arrival: Arrival) -> None:
         units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
-        tokens = units.named(self._spans.host_starts, 0 if pool is None else pool.heads.start)
-        named = torch.from_numpy(tokens).to(self._spans.is_hot.device)
         slots = self._shared[self._layout.shared_zone(layer)] if pool is None else pool
-        slots.name(layer, named)
-        self._spans.mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
+        slots.name(layer, units.names(self._spans.host_starts))
+        self._spans.mark(layer, (units.kv_heads, units.spans), hot=True)
         kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
         self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
         if layer in self.parts.zones:

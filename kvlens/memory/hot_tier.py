@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.slots import FREE, ROLE, Slots, Target
+from kvlens.memory.slots import FREE, ROLE, SlotNames, Slots, Target
 from kvlens.shape import KVShape
 
 
@@ -118,12 +118,13 @@ class Pool:
         self.role[:, :, place] = role.to(torch.uint8)
         self.used[zone] += m
 
-    def name(self, layer: int, named: torch.Tensor) -> None:
-        """Name slots of a layer that have been filled: int64 [5, tokens], row, slot, position, span, role."""
-        row, (heads, places, position, span, role) = layer - self.layers.start, named
-        self.position[row, heads, places] = position.to(torch.int32)
-        self.span[row, heads, places] = span.to(torch.int32)
-        self.role[row, heads, places] = role.to(torch.uint8)
+    def name(self, layer: int, names: SlotNames) -> None:
+        """Name slots of a layer that have been filled."""
+        row, device = layer - self.layers.start, self.role.device
+        places = (names.kv_heads - self.heads.start) * self.role.shape[2] + names.slots
+        where = torch.from_numpy(places).to(device)
+        for table, values in ((self.position, names.position), (self.span, names.span), (self.role, names.role)):
+            table[row].view(-1).index_copy_(0, where, torch.from_numpy(values).to(device))
 
     def write(self, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's token at `position` into its slot: keys, values [H_kv, D]."""

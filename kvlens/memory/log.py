@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"
 DEPARTURE = {"zoom": "zoom_out"}
 """Event that logs that the device gave a span up; 'release' for the others."""
 
-_Batch = tuple[int, bool, int | None, Sequence[str], Sequence[int | None], Sequence[int | None], Sequence[float | None]]
-"""step, whether the layer had attended in it, layer; kinds, KV heads, spans, values"""
+_Column = np.ndarray | Sequence[Any]
+_Batch = tuple[int, bool, int | None, Sequence[str], _Column, _Column, _Column]
+"""step, whether the layer had attended in it, layer; kinds, KV heads, spans, values (NaN in an array: none)"""
 
 
 class MemoryLog:
@@ -57,15 +58,12 @@ class MemoryLog:
         values: np.ndarray | None = None,
     ) -> None:
         """Log an event for each unit (KV head, span) [n] of a layer (None: of all), in this order. kinds: one for all,
-        or one of each; values: NaN: none."""
+        or one of each; values: NaN: none. The arrays are kept, so they must not be written again."""
         if not len(spans):
             return
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
-        recorded = np.full(len(spans), None)
-        if values is not None:
-            recorded[~np.isnan(values)] = values[~np.isnan(values)]
-        units = kv_heads.tolist(), spans.tolist(), recorded.tolist()
-        self._events.append((self.step, self._has_attended(layer), layer, named, *units))
+        recorded = (None,) * len(spans) if values is None else values
+        self._events.append((self.step, self._has_attended(layer), layer, named, kv_heads, spans, recorded))
 
     def _has_attended(self, layer: int | None) -> bool:
         return layer is not None and layer <= self.attended
@@ -81,7 +79,7 @@ class MemoryLog:
 
     def __iter__(self) -> Iterator[EventRow]:
         for step, after_event, layer, kinds, kv_heads, spans, values in self._events:
-            for kind, kv_head, span, value in zip(kinds, kv_heads, spans, values, strict=True):
+            for kind, kv_head, span, value in zip(kinds, *map(_listed, (kv_heads, spans, values)), strict=True):
                 yield EventRow(step, layer, kv_head, None, kind, span, value, after_event)
 
     def take_events(self) -> list[EventRow]:
@@ -107,6 +105,13 @@ class MemoryLog:
     def discard(self) -> None:
         """Discard what nobody has taken: nothing is recorded."""
         self._events, self._cuts, self._stored = [], [], []
+
+
+def _listed(column: _Column) -> Sequence[Any]:
+    """Return a column of a batch as a row takes it, with None for NaN."""
+    if not isinstance(column, np.ndarray):
+        return column
+    return [None if number != number else number for number in column.tolist()]
 
 
 def no_recalls(shape: KVShape) -> dict[str, np.ndarray]:

@@ -62,7 +62,7 @@ class Recaller:
             SharedZone(layers, self.shape.kv_heads, spans.capacity, size)
             for layers, size in zip(layout.sharing(self.shape.layers), layout.shared, strict=True)
         ]
-        self._lengths, self._token_bytes = torch.from_numpy(spans.host_lengths), hot.shape.head_token_bytes
+        self._token_bytes = hot.shape.head_token_bytes
         self.token_zones: dict[int, TokenZone] = {}
         """of the layers that recall single tokens"""
         self.start_step()
@@ -115,11 +115,10 @@ class Recaller:
             return None
         assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
         plan = self._zone(layer).plan(
-            selection.requested.cpu(),
-            self._lengths,
-            torch.from_numpy(due),
-            None if selection.tokens is None else selection.tokens.amax(1, keepdim=True).cpu(),
-            fits=selection.fits,
+            selection.requested.cpu().numpy(),
+            self.spans.host_lengths,
+            due,
+            None if selection.tokens is None else selection.tokens.amax(1).cpu().numpy(),
             reuse=selection.reuse,
             equal_reuse=selection.equal_reuse,
         )
@@ -138,13 +137,17 @@ class Recaller:
         assert selection.tokens is None, "a shared zone holds whole spans"
         assert due.all(), "KV heads that share a zone decide together"
         number = self.layout.shared_zone(layer)
-        for sharing in self.layout.sharing(self.shape.layers)[number]:
-            self._arrivals.land(sharing)
-        plan = self.shared_zones[number].plan(layer, selection.requested.cpu(), selection.score.cpu(), self._lengths)
+        sharing = self.layout.sharing(self.shape.layers)[number]
+        for sharing_layer in sharing:
+            if sharing_layer in self._arrivals.under_way:
+                self._arrivals.land(sharing_layer)
+        requested, score = selection.requested.cpu().numpy(), selection.score.double().cpu().numpy()
+        plan = self.shared_zones[number].plan(layer, requested, score, self.spans.host_lengths)
         plan.counts.pop("ideal_tokens")
         self._count(layer, plan.counts)
         slots = self.shared_slots[number]
-        slots.role.masked_fill_(plan.freed.to(slots.role.device), FREE)
+        if plan.freed is not None:
+            slots.role.masked_fill_(torch.from_numpy(plan.freed).to(slots.role.device), FREE)
         refused = np.stack((np.full(plan.refused.shape[1], layer), *plan.refused))
         for owner in np.unique(np.concatenate((plan.departed[0], refused[0]))).tolist():
             departed, over = (units[1:, units[0] == owner] for units in (plan.departed, refused))
@@ -201,13 +204,14 @@ class Recaller:
             self.counts[name][layer] += count
 
     def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
-        if plan.freed.any():
-            zone = self._zone(layer)
+        if plan.freed is not None:
+            zone, freed = self._zone(layer), torch.from_numpy(plan.freed)
             for pool in self.hot.parts[layer]:
                 if pool.zones.recall:
                     role = pool.role[layer - pool.layers.start, :, zone.first_slot : zone.first_slot + zone.size]
-                    role.masked_fill_(plan.freed[pool.index[1]].to(role.device), FREE)
-        self.spans.mark(layer, plan.departed, hot=False)
+                    role.masked_fill_(freed[pool.index[1]].to(role.device), FREE)
+        if plan.departed.size:
+            self.spans.mark(layer, plan.departed, hot=False)
         self._log_departures(layer, plan.departed, plan.refused, cause)
 
     def _log_departures(self, layer: int, departed: np.ndarray, refused: np.ndarray, cause: str) -> None:

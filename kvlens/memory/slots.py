@@ -88,6 +88,18 @@ class Slots:
         return Slots(*(torch.cat(pair, 1) for pair in pairs))
 
 
+@dataclass(frozen=True)
+class SlotNames:
+    """What slots of a layer's KV heads hold once they are filled, on the host, [n]: kv_heads, slots int64, which slots;
+    position, span int32, role uint8, as `Slots` has them."""
+
+    kv_heads: np.ndarray
+    slots: np.ndarray
+    position: np.ndarray
+    span: np.ndarray
+    role: np.ndarray
+
+
 class SharedSlots:
     """Owns keys, values [M, D] and their tables [M]: position, span and owner int32, role uint8. The owner of a slot is
     layer * KV heads + KV head."""
@@ -105,13 +117,13 @@ class SharedSlots:
         """Return all tensors."""
         return self.keys, self.values, self.position, self.span, self.owner, self.role
 
-    def name(self, layer: int, named: torch.Tensor) -> None:
-        """Name slots that a layer's KV heads have filled: int64 [5, tokens], KV head, slot, position, span, role."""
-        heads, places, position, span, role = named
-        self.owner[places] = (layer * self._kv_heads + heads).to(torch.int32)
-        self.position[places] = position.to(torch.int32)
-        self.span[places] = span.to(torch.int32)
-        self.role[places] = role.to(torch.uint8)
+    def name(self, layer: int, names: SlotNames) -> None:
+        """Name slots that a layer's KV heads have filled."""
+        where = torch.from_numpy(names.slots).to(self.role.device)
+        owner = (layer * self._kv_heads + names.kv_heads).astype(np.int32)
+        named = (self.owner, owner), (self.position, names.position), (self.span, names.span), (self.role, names.role)
+        for table, values in named:
+            table.index_copy_(0, where, torch.from_numpy(values).to(where.device))
 
     def copy_slots(self, layer: int, heads: range) -> Slots:
         """Return copies of the slots of some KV heads of a layer [h, w, ...], w being the most that one of them has;
@@ -199,10 +211,11 @@ class SpanTable:
         whole = (count[:, end] - count[:, start] == end - start) & (end > start)
         return F.pad(whole, (0, self.capacity - whole.shape[1]))
 
-    def mark(self, layer: int, units: np.ndarray, hot: bool) -> None:
-        """Note that a layer's slots have units int64 [2, n], KV heads and spans, or that they have nothing of them."""
-        heads, spans = torch.from_numpy(units).to(self.is_hot.device)
-        self.is_hot[layer][heads, spans] = hot
+    def mark(self, layer: int, units: np.ndarray | tuple[np.ndarray, np.ndarray], hot: bool) -> None:
+        """Note that a layer's slots have units, KV heads and spans int64 [n] each, or that they have nothing of
+        them."""
+        where = torch.from_numpy(units[0] * self.capacity + units[1]).to(self.is_hot.device)
+        self.is_hot[layer].view(-1).index_fill_(0, where, hot)
 
     def take_new(self) -> list[SpanRow]:
         """Return the rows added since the last call."""

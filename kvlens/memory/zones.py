@@ -3,7 +3,7 @@
 A zone belongs to a KV head, or several KV heads share it. In a shared zone the spans with the highest gates stay, until
 the zone is full. Layers decide in turn: gates of layers that are still to come in a step are those of the step before.
 
-Host bookkeeping only: it decides (kernels/zone_torch.py says how), `Recaller` moves. Shapes: H_kv KV heads, S span ids,
+Host bookkeeping only: it decides (kernels/zone_host.py says how), `Recaller` moves. Shapes: H_kv KV heads, S span ids,
 W wishes, U units (a span of one KV head), M slots of a shared zone.
 """
 
@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from kvlens.kernels.zone_tables import CellPlan, Wishes, ZoneTables
-from kvlens.kernels.zone_torch import decide
+from kvlens.kernels.zone_host import HostPlan, HostTables, HostWishes, decide_on_host
 from kvlens.memory.slots import SpanTable
 
 
@@ -25,14 +23,14 @@ class Plan:
 
     missing int64 [4, n]: KV head, span, which of its tokens comes first, and how many of them have to come; slots int64
     [sum of these]: where they go; freed bool [H_kv, size]: the zone's slots whose content is given up, taken again or
-    not; departed int64 [2, m]: KV head and span of which nothing is left, the least recently wanted first; refused
-    int64 [2, r]: those that do not fit the zone beside the ones of higher priority. Of a shared zone freed is bool [M],
-    its slots, and departed int64 [3, m], the layer first: spans of other layers may give way.
+    not, None: none; departed int64 [2, m]: KV head and span of which nothing is left, the least recently wanted first;
+    refused int64 [2, r]: those that do not fit the zone beside the ones of higher priority. Of a shared zone freed is
+    bool [M], its slots, and departed int64 [3, m], the layer first: spans of other layers may give way.
     """
 
     missing: np.ndarray
     slots: np.ndarray
-    freed: torch.Tensor
+    freed: np.ndarray | None
     departed: np.ndarray
     refused: np.ndarray
     counts: dict[str, np.ndarray]
@@ -46,57 +44,57 @@ class RecallZone:
 
     def __init__(self, kv_heads: int, spans: int, first_slot: int, size: int, page: int = 1) -> None:
         self.first_slot, self.size, self.page = first_slot, size // page * page, page
-        self.tables = ZoneTables.empty(kv_heads, spans, size // page)
+        self.tables = HostTables.empty(kv_heads, spans, size // page)
         self._stamped = 0
         """no span has a larger stamp"""
 
     def plan(
         self,
-        requested: torch.Tensor,
-        lengths: torch.Tensor,
-        fire: torch.Tensor,
-        read: torch.Tensor | None = None,
+        requested: np.ndarray,
+        lengths: np.ndarray,
+        fire: np.ndarray,
+        read: np.ndarray | None = None,
         *,
-        fits: bool = False,
         reuse: bool = True,
         equal_reuse: bool = False,
     ) -> Plan:
-        """Fit the wishes of the KV heads that `fire` into their zones, write that down and return it: as
-        kvlens.kernels.zone_tables.Wishes has them, on the CPU, with at least one column. lengths [S]: tokens of spans.
-        fits: they never exceed the zone."""
+        """Fit the wishes of the KV heads that `fire` bool [H_kv] into their zones, write that down and return it.
+        requested int64 [H_kv, W], W > 0: span ids, highest priority first, no span twice, below 0: none; lengths int64
+        [S]: tokens of spans; read int64 [H_kv, S]: how many leading tokens are wished for, None: all; reuse,
+        equal_reuse: as kvlens.kernels.zone_tables.Wishes has them."""
         wishes = requested.shape[1]
         clock = -(-self._stamped // wishes)
         self._stamped = (clock + 1) * wishes
-        planned = Wishes(requested, read, fire, torch.tensor(clock), 1 if fits else None, reuse, equal_reuse)
-        return self._plan(decide(self.tables, planned, lengths, self.page), requested)
+        named = np.maximum(requested, 0)
+        tokens = lengths[named] if read is None else np.take_along_axis(read, named, 1)
+        cells = tokens if self.page == 1 else tokens // self.page
+        count = np.where((requested >= 0) & fire[:, None], cells, 0)
+        plan = decide_on_host(self.tables, HostWishes(requested, count, fire, clock, reuse, equal_reuse))
+        return self._plan(plan, requested, count)
 
     def tokens(self, spans: SpanTable) -> np.ndarray:
         """Return the tokens of each span in the zone, int64 [H_kv, S]."""
-        return self.tables.held.numpy() * self.page  # type: ignore[no-any-return]
+        return self.tables.held * self.page
 
-    def _plan(self, plan: CellPlan, requested: torch.Tensor) -> Plan:
-        page, requested_spans = self.page, requested.numpy()
-        count, accepted, present, stay = (x.numpy() for x in (plan.count, plan.accepted, plan.there, plan.stay))
-        missing = np.where(accepted, count - stay, 0)
-        short, over = missing.nonzero(), ((count > 0) & ~accepted).nonzero()
-        slots = self.first_slot + plan.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
-        heads, spans = plan.gone.numpy().nonzero()
-        order = np.lexsort((self.tables.stamp.numpy()[heads, spans], heads))
-        counts = {
-            "n_recalled": (missing > 0).sum(1),
-            "n_reused": (accepted & (missing == 0)).sum(1),
-            "recalled_tokens": missing.sum(1) * page,
-            "reused_tokens": stay.sum(1) * page,
-            "ideal_tokens": np.where(accepted, count - present, 0).sum(1) * page,
-        }
-        return Plan(
-            np.stack((short[0], requested_spans[short], stay[short] * page, missing[short] * page)),
-            slots.ravel(),
-            plan.freed.repeat_interleave(page, 1) if page > 1 else plan.freed,
-            np.stack((heads[order], spans[order])),
-            np.stack((over[0], requested_spans[over])),
-            counts,
+    def _plan(self, plan: HostPlan, requested: np.ndarray, count: np.ndarray) -> Plan:
+        page, missing, stay = self.page, plan.missing, plan.stay
+        short, over = missing.nonzero(), ((count > 0) & ~plan.accepted).nonzero()
+        slots, freed = self.first_slot + plan.cells * page, plan.freed
+        if page > 1:
+            slots = (slots[:, None] + np.arange(page)).ravel()
+            freed = None if freed is None else freed.repeat(page, 1)
+        granted, recalled, missing_cells, stay_cells, present = (
+            cells.sum(1) for cells in (plan.accepted, missing > 0, missing, stay, plan.present)
         )
+        counts = {
+            "n_recalled": recalled,
+            "n_reused": granted - recalled,
+            "recalled_tokens": missing_cells * page,
+            "reused_tokens": stay_cells * page,
+            "ideal_tokens": (missing_cells + stay_cells - present) * page,
+        }
+        units = np.array((short[0], requested[short], stay[short] * page, missing[short] * page))
+        return Plan(units, slots, freed, plan.departed, np.array((over[0], requested[over])), counts)
 
 
 @dataclass(frozen=True)
@@ -165,73 +163,64 @@ class SharedZone:
     def __init__(self, layers: range, kv_heads: int, spans: int, size: int) -> None:
         """layers: whose KV heads share the zone; size: slots."""
         self._first, self._kv_heads, self._spans = layers.start, kv_heads, spans
-        self.tables = ZoneTables.empty(1, len(layers) * kv_heads * spans, size)
-        self._granted = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.double)
+        self.tables = HostTables.empty(1, len(layers) * kv_heads * spans, size)
+        self._granted = np.empty(0, np.int64), np.empty(0)
         """the units that every layer asked for when it decided last and still has, layer after layer, and their
         gates"""
         self._stamped = 0
         """no unit has a larger stamp"""
 
-    def plan(self, layer: int, requested: torch.Tensor, score: torch.Tensor, lengths: torch.Tensor) -> Plan:
+    def plan(self, layer: int, requested: np.ndarray, score: np.ndarray, lengths: np.ndarray) -> Plan:
         """Fit what a layer requests beside what the other layers asked for last, the highest gates first, write that
         down and return it. requested int64 [H_kv, W] span ids, -1: none; score [H_kv, S]: gates before their sigmoid;
-        lengths int64 [S]: tokens of spans. All on the host."""
-        heads, columns = (requested >= 0).nonzero(as_tuple=True)
+        lengths int64 [S]: tokens of spans."""
+        heads, columns = (requested >= 0).nonzero()
         spans = requested[heads, columns]
         codes = (layer - self._first) * self._kv_heads + heads
-        request = codes * self._spans + spans, score[heads, spans].double()
-        assert not request[1].isnan().any(), "a span without a gate was requested"
+        request = codes * self._spans + spans, score[heads, spans].astype(np.float64)
+        assert not np.isnan(request[1]).any(), "a span without a gate was requested"
         foreign_units = self._layers(self._granted[0]) != layer
         units, gates = (
-            torch.cat((own_column, held[foreign_units]))
+            np.concatenate((own_column, held[foreign_units]))
             for own_column, held in zip(request, self._granted, strict=True)
         )
-        order = gates.argsort(descending=True, stable=True)
-        wished, gates, is_own = units[order], gates[order], order < len(spans)
-        if not len(wished):  # `decide` needs a column
-            wished, gates, is_own = torch.full((1,), -1), gates.new_zeros(1), torch.zeros(1, dtype=torch.bool)
-        return self._decided(layer, wished, is_own, gates, lengths)
+        order = (-gates).argsort(kind="stable")
+        return self._decided(layer, units[order], order < len(spans), gates[order], lengths)
 
     def _decided(
-        self, layer: int, wished: torch.Tensor, is_own: torch.Tensor, gates: torch.Tensor, lengths: torch.Tensor
+        self, layer: int, wished: np.ndarray, is_own: np.ndarray, gates: np.ndarray, lengths: np.ndarray
     ) -> Plan:
         """Units [U] in decreasing order of their gates, and which of them are the layer's own."""
-        clock = -(-self._stamped // len(wished))
+        clock = -(-self._stamped // max(1, len(wished)))
         self._stamped = (clock + 1) * len(wished)
-        all_lengths, fire = lengths.repeat(self.tables.held.shape[1] // self._spans), torch.ones(1, dtype=torch.bool)
-        wishes = Wishes(wished[None], None, fire, torch.tensor(clock), None, reuse=True, equal_reuse=False)
-        plan = decide(self.tables, wishes, all_lengths, 1)
-        count, accepted, stay = (x[0] for x in (plan.count, plan.accepted, plan.stay))
-        assert not ((count - stay)[accepted & ~is_own] > 0).any(), (
-            "another layer's span is here whole, or not wished for"
-        )
+        count = lengths[wished % self._spans]
+        planned = decide_on_host(self.tables, HostWishes(wished[None], count[None], np.ones(1, bool), clock))
+        accepted, missing, stay = planned.accepted[0], planned.missing[0], planned.stay[0]
+        assert not (missing[~is_own] > 0).any(), "another layer's span is here whole, or not wished for"
         units, gates = wished[accepted], gates[accepted]
-        by_layer = self._layers(units).argsort(stable=True)
+        by_layer = self._layers(units).argsort(kind="stable")
         self._granted = units[by_layer], gates[by_layer]
-        missing = torch.where(accepted, count - stay, 0)
-        short, over = (missing > 0).nonzero()[:, 0], ((count > 0) & ~accepted & is_own).nonzero()[:, 0]
+        short, over = missing.nonzero()[0], ((count > 0) & ~accepted & is_own).nonzero()[0]
         _, short_heads, short_spans = self._parts(wished[short])
         _, over_heads, over_spans = self._parts(wished[over])
-        departed = plan.gone[0].nonzero()[:, 0]
-        departed = departed[self.tables.stamp[0, departed].argsort(stable=True)]
         return Plan(
-            np.stack((short_heads, short_spans, stay[short].numpy(), missing[short].numpy())),
-            plan.fill[0].nonzero()[:, 0].numpy(),
-            plan.freed[0],
-            np.stack(self._parts(departed)),
-            np.stack((over_heads, over_spans)),
+            np.array((short_heads, short_spans, stay[short], missing[short])),
+            planned.cells,
+            None if planned.freed is None else planned.freed[0],
+            np.array(self._parts(planned.departed[1])),
+            np.array((over_heads, over_spans)),
             self._counts(wished, accepted & is_own, count, missing),
         )
 
-    def _layers(self, units: torch.Tensor) -> torch.Tensor:
+    def _layers(self, units: np.ndarray) -> np.ndarray:
         return units // (self._kv_heads * self._spans) + self._first
 
     def _counts(
-        self, wished: torch.Tensor, granted: torch.Tensor, count: torch.Tensor, missing: torch.Tensor
+        self, wished: np.ndarray, granted: np.ndarray, count: np.ndarray, missing: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Return the counts of Plan for the layer's granted units."""
         heads = self._parts(wished[granted])[1]
-        tokens, brought = count[granted].numpy(), missing[granted].numpy()
+        tokens, brought = count[granted], missing[granted]
         figures = {
             "n_recalled": brought > 0,
             "n_reused": brought == 0,
@@ -241,8 +230,8 @@ class SharedZone:
         }
         return {name: np.bincount(heads, values, self._kv_heads).astype(np.int64) for name, values in figures.items()}
 
-    def _parts(self, units: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _parts(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return layer, KV head and span of units."""
-        codes, spans = np.divmod(units.numpy(), self._spans)
+        codes, spans = np.divmod(units, self._spans)
         layers, heads = np.divmod(codes, self._kv_heads)
         return layers + self._first, heads, spans

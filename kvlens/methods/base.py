@@ -141,7 +141,7 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
         self._journal: list[Note] = []
         self._decided: list[Decided] = []
         self.keeps_journal = True
-        """False: notes are dropped, for a step that may not grow a list (kvlens/lab/gpu/static)"""
+        """False: notes are dropped, and what is for the record alone is not computed: nothing is recorded"""
         self.checks = HookChecks(self.name)
         """the checks of what a family's hooks return"""
 

@@ -1,12 +1,17 @@
-"""The recall zones of a layer against a zone told in plain loops, and that no slot is lent twice."""
+"""The recall zones of a layer against a zone told in plain loops, that no slot is lent twice, and that the host plans
+as the reference in torch does."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recall_oracle import LoopZone
 
+from kvlens.kernels.zone_host import HostTables, HostWishes, decide_on_host
+from kvlens.kernels.zone_tables import Wishes, ZoneTables
+from kvlens.kernels.zone_torch import decide
 from kvlens.memory.zones import Plan, RecallZone
 
 HEADS, FIRST = 2, 100
@@ -21,7 +26,7 @@ class Held:
         """slot -> (span, its token)"""
 
     def apply(self, plan: Plan) -> None:
-        for head, freed in enumerate(plan.freed.tolist()):
+        for head, freed in enumerate([] if plan.freed is None else plan.freed.tolist()):
             for slot in [FIRST + i for i, given_up in enumerate(freed) if given_up]:
                 del self.at[head][slot]  # raises where nothing was
         slots = iter(plan.slots.tolist())
@@ -72,7 +77,14 @@ def test_recalls_are_those_of_the_loops(most: int, size: int, spans: int, longes
         if mode in ("part", "equal"):
             read = (torch.rand(HEADS, 3, spans + 1, generator=g) * (lengths + 1)).long()
         tokens = lengths.expand(HEADS, -1) if read is None else read.amax(1)
-        plan = zone.plan(requested, lengths, fire, read, reuse=mode != "never", equal_reuse=mode == "equal")
+        plan = zone.plan(
+            requested.numpy(),
+            lengths.numpy(),
+            fire.numpy(),
+            None if read is None else read.amax(1).numpy(),
+            reuse=mode != "never",
+            equal_reuse=mode == "equal",
+        )
         held.apply(plan)
         wishes = [
             [(span, int(tokens[head, span])) for span in requested[head].tolist() if span > 0 and tokens[head, span]]
@@ -85,7 +97,7 @@ def test_recalls_are_those_of_the_loops(most: int, size: int, spans: int, longes
             if head not in due:
                 assert all(count[head] == 0 for count in plan.counts.values())
                 assert head not in (*plan.missing[0], *plan.departed[0], *plan.refused[0])
-                assert not plan.freed[head].any()
+                assert plan.freed is None or not plan.freed[head].any()
                 continue
             told = loops[head].plan(wishes[head], cap)
             assert [tuple(row) for of, *row in plan.missing.T.tolist() if of == head] == told.misses
@@ -104,8 +116,8 @@ def test_recalls_are_those_of_the_loops(most: int, size: int, spans: int, longes
 
 
 def planned(zone: RecallZone, *wanted: int) -> Plan:
-    lengths = torch.tensor([1, 2, 2, 2, 1, 1, 1, 4, 2])
-    return zone.plan(torch.tensor([wanted]), lengths, torch.ones(1, dtype=torch.bool))
+    lengths = np.array([1, 2, 2, 2, 1, 1, 1, 4, 2])
+    return zone.plan(np.array([wanted]), lengths, np.ones(1, bool))
 
 
 def test_least_recently_wanted_goes_first() -> None:
@@ -132,10 +144,11 @@ def test_free_slots_are_taken_from_the_first_on() -> None:
 
 def test_truncated_reuse_gives_up_the_tokens_of_lowest_priority() -> None:
     """The first KV head could reuse 6 tokens, the second one 3: so many stay of either."""
-    zone, lengths, both = RecallZone(2, 10, 0, 6), torch.tensor([1] * 7 + [4, 2, 3]), torch.ones(2, dtype=torch.bool)
-    zone.plan(torch.tensor([[7, 8], [9, -1]]), lengths, both)
-    plan = zone.plan(torch.tensor([[7, 8], [9, 8]]), lengths, both, equal_reuse=True)
+    zone, lengths, both = RecallZone(2, 10, 0, 6), np.array([1] * 7 + [4, 2, 3]), np.ones(2, bool)
+    zone.plan(np.array([[7, 8], [9, -1]]), lengths, both)
+    plan = zone.plan(np.array([[7, 8], [9, 8]]), lengths, both, equal_reuse=True)
     assert plan.missing.T.tolist() == [[0, 7, 3, 1], [0, 8, 0, 2], [1, 8, 0, 2]]
+    assert plan.freed is not None
     assert plan.freed.tolist() == [[False] * 3 + [True] * 3, [False] * 6]
     assert plan.slots.tolist() == [3, 4, 5, 3, 4]
     assert plan.counts["reused_tokens"].tolist() == [3, 3]
@@ -147,3 +160,47 @@ def test_a_zone_without_room_refuses_everything() -> None:
     plan = planned(RecallZone(1, 9, 0, 0), 7, 8)
     assert plan.refused.tolist() == [[0, 0], [7, 8]]
     assert not plan.slots.size
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(1, 4),
+    st.integers(0, 30),
+    st.integers(1, 16),
+    st.integers(1, 9),
+    st.sampled_from(("all", "equal", "never")),
+    st.integers(0, 999),
+)
+def test_the_host_plans_as_the_reference(
+    heads: int, cells: int, spans: int, longest: int, mode: str, seed: int
+) -> None:
+    """Over eight plans of the same zones, in all that either says and writes. Of the tables' column 0, which belongs to
+    no wish, only what it holds counts; of a cell that holds nothing, nothing."""
+    g = np.random.default_rng(seed)
+    host, reference = HostTables.empty(heads, spans + 1, cells), ZoneTables.empty(heads, spans + 1, cells)
+    lengths = g.integers(1, longest + 1, spans + 1)
+    for clock in range(8):
+        width = int(g.integers(1, spans + 1))
+        requested = np.stack([1 + g.permutation(spans)[:width] for _ in range(heads)])
+        requested[g.random(requested.shape) < 0.3] = -1
+        fire = g.random(heads) < 0.8
+        clock *= spans
+        reuse, equal = mode != "never", mode == "equal"
+        count = np.where((requested >= 0) & fire[:, None], lengths[requested.clip(0)], 0)
+        told = decide_on_host(host, HostWishes(requested, count, fire, clock, reuse, equal))
+        tensors = torch.from_numpy(requested), None, torch.from_numpy(fire), torch.tensor(clock), None, reuse, equal
+        plan = decide(reference, Wishes(*tensors), torch.from_numpy(lengths), 1)
+        assert np.array_equal(count, plan.count.numpy())
+        assert np.array_equal(told.accepted, plan.accepted.numpy())
+        assert np.array_equal(told.present, plan.there.numpy())
+        assert np.array_equal(told.stay, plan.stay.numpy())
+        assert np.array_equal(np.stack((told.heads, told.cells)), np.stack(plan.fill.numpy().nonzero()))
+        assert np.array_equal(np.zeros_like(host.live) if told.freed is None else told.freed, plan.freed.numpy())
+        gone = np.zeros_like(host.held, dtype=bool)
+        gone[tuple(told.departed)] = True
+        assert np.array_equal(gone, plan.gone.numpy())
+        assert np.array_equal(host.held, reference.held.numpy())
+        assert np.array_equal(host.stamp[:, 1:], reference.stamp[:, 1:].numpy())
+        assert np.array_equal(host.live, reference.live.numpy())
+        for own, table in ((host.span, reference.span), (host.offset, reference.offset)):
+            assert np.array_equal(own[host.live], table.numpy()[host.live])

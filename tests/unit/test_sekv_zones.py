@@ -186,10 +186,10 @@ def test_a_room_as_large_as_the_prompt_refuses_nothing_and_equals_zones_of_singl
 
 def test_a_zone_gives_the_room_to_the_layer_with_the_larger_gates() -> None:
     """Two layers of one KV head, spans 1 and 2 of four tokens, room for one and a half. By hand."""
-    zone, lengths = SharedZone(range(2), 1, 3, 6), torch.tensor([1, 4, 4])
+    zone, lengths = SharedZone(range(2), 1, 3, 6), np.array([1, 4, 4])
 
     def ask(layer: int, wished: list[int], gates: list[float]) -> tuple[list[int], list[int], list[list[int]]]:
-        plan = zone.plan(layer, torch.tensor([wished]), torch.tensor([[math.nan, *gates]]), lengths)
+        plan = zone.plan(layer, np.array([wished]), np.array([[math.nan, *gates]]), lengths)
         return plan.missing[1].tolist(), plan.refused[1].tolist(), plan.departed.T.tolist()
 
     assert ask(1, [-1, -1], [math.nan, math.nan]) == ([], [], []), "nobody has asked yet"

@@ -221,7 +221,8 @@ class SeKV(Method):
         from kvlens.methods.sekv.routing import selection
 
         tables = self._routing, self._capacity, self._whole
-        return selection(self.params, self.context.shape, *tables, layer, q, records=self.keeps_journal)
+        records = self.keeps_journal or self.params.zones != "head"  # KV heads that share a zone compete by the score
+        return selection(self.params, self.context.shape, *tables, layer, q, records=records)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params
