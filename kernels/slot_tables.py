@@ -69,7 +69,9 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
     attend, 0 elsewhere. Span ids have to be valid in free slots too."""
     role, span, codes = reads.role, reads.span.long(), reads.codes
     summary = role == codes.coarse
-    known = torch.where(summary, reads.log_lengths[span], 0.0).masked_fill(role == codes.free, float("-inf"))[:, None]
+    open_bias = torch.where(summary, reads.log_lengths[span], 0.0).masked_fill(role == codes.free, float("-inf"))[
+        :, None
+    ]
     hidden = None
     if reads.fine is not None:
         wide = span[:, None].expand(-1, reads.group, -1)
@@ -85,8 +87,8 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
         elsewhere = ~(summary[:, None] | reads.positions.gather(2, where))
         hidden = elsewhere if hidden is None else hidden | elsewhere
     if hidden is None:
-        return known.repeat(1, reads.group, 1)
-    return torch.where(hidden, float("-inf"), known)
+        return open_bias.repeat(1, reads.group, 1)
+    return torch.where(hidden, float("-inf"), open_bias)
 
 
 def slot_tables(reads: SlotReads, page: int) -> Live:
