@@ -49,9 +49,9 @@ class HostWishes:
 class HostPlan:
     """What is decided. Of the wishes [H, W]: accepted bool; present int64: cells that an accepted wish finds in the
     zone; stay int64: those of them that are not moved again; missing int64: cells to be moved. Of the zone: heads,
-    cells int64 [n]: what is moved goes there, by KV head and then by the wishes in their order; freed bool [H, M]: cells
-    whose content is given up, filled again or not, None: none; departed int64 [2, m]: KV head and span of which nothing
-    is left, the least recently wanted first."""
+    cells int64 [n]: what is moved goes there, by KV head and then by the wishes in their order; freed bool [H, M]:
+    cells whose content is given up, filled again or not, None: none; departed int64 [2, m]: KV head and span of which
+    nothing is left, the least recently wanted first."""
 
     accepted: np.ndarray
     present: np.ndarray
