@@ -6,6 +6,7 @@ import streamlit as st
 from kvlens.app.ui.common import data, nav
 from kvlens.app.ui.common.jobview import job_list, job_panel
 from kvlens.app.ui.common.racelist import race_list
+from kvlens.app.ui.common.readahead import read_ahead
 from kvlens.app.ui.common.submit import submit, submit_race
 from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.race import form, view
@@ -41,11 +42,13 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         offered = offered_methods(data.catalogue())
         choice = method_form(offered, model, prompt)
         rivals, choice = form.rivals_form(offered, choice)
-    begin_worker((model, choice, rivals, prompt))
+    changed = begin_worker((model, choice, rivals, prompt))
     if prompt is not None:
         ready = (
             racepreflight.panel(prompt, choice, rivals, head) if rivals.count else preflight.panel(prompt, choice, head)
         )
+        if ready and changed:
+            read_ahead(prompt, choice, preflight.prompt_tokens(prompt, choice))
         label = "Run"
         if rivals.count:
             label = f"Race {rivals.count + 1} {'lanes' if rivals.variants else 'methods'}"

@@ -14,7 +14,7 @@ from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsD
 from kvlens.cli.prompting import ChatArg, Segment, conversation_in, system_of
 from kvlens.methods import DEFAULT
 from kvlens.methods.faults import stray
-from kvlens.runs.request import AUTO
+from kvlens.runs.request import AUTO, READ_AHEAD
 from kvlens.text.plaintext import terminal
 
 
@@ -99,12 +99,14 @@ def run(
     threads: Annotated[int, typer.Option(help="torch threads; 0: 1 for a small model, torch's choice otherwise.")] = 0,
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
+    ahead: Annotated[bool, typer.Option(READ_AHEAD, hidden=True, help="Read the prompt for a later run only.")] = False,
 ) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid; of several questions,
     the last lines are, one each."""
     from kvlens.cli.progress import Bar, JsonLines, reserve_stdout
     from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.conversing import answer_turns
+    from kvlens.runs.readahead import read_ahead
     from kvlens.runs.request import RunRequest, parse_chat_args, parse_set
     from kvlens.runs.stopping import stop_signals
     from kvlens.text.carried import parse_turns
@@ -150,6 +152,9 @@ def run(
         )
         context = runs_folder(runs), reporter.report, cancelled, reporter.say
         with reserve_stdout(progress_json):
+            if ahead:
+                read_ahead(request, sources[0], reporter.report, cancelled)
+                return
             turn_cancelled = None
             if turns is not None:
                 request, turn_cancelled = answer_turns(

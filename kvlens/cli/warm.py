@@ -21,6 +21,8 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
+from kvlens.runs.request import READ_AHEAD
+
 IDLE, IDLE_S = "KVLENS_WARM_IDLE", 600.0
 """environment variable: seconds without an order after which the process ends, and what they are unless set"""
 MOST_SHARE = 0.25
@@ -99,9 +101,12 @@ def serve(channel: socket.socket) -> None:
             message, descriptors, _, _ = socket.recv_fds(channel, LIMIT, 1)
             if not message:
                 return
+            order = json.loads(message)
+            if READ_AHEAD in order["argv"]:  # nobody waits for it, and a run will follow
+                keep_model()
             child = os.fork()
             if child == 0:
-                _become(json.loads(message), channel, descriptors[0])
+                _become(order, channel, descriptors[0])
             os.close(descriptors[0])
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             channel.send(str(status).encode())

@@ -18,6 +18,7 @@ from kvlens import __version__
 from kvlens.files import FOLDER_MODE, close_file, keep_newest
 from kvlens.models.device import host_bytes
 from kvlens.runs.preparing import READINGS, Kept, Plan, Prepared
+from kvlens.runs.readingtime import note_time, take_time
 
 if TYPE_CHECKING:
     import torch
@@ -60,19 +61,22 @@ class Reading:
             received = received or (reading is not None and reading.received is not None)
             start_ns = time.perf_counter_ns()
             reading = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
+            spent_ns = time.perf_counter_ns() - start_ns
             if self._ahead and holder is not None:
-                holder.ahead_ns = time.perf_counter_ns() - start_ns
+                holder.ahead_ns = spent_ns
             if path is not None:
                 with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
                     _save(path, reading)
-        else:
-            self.kept = True
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    os.utime(path)
+                note_time(path, spent_ns if self._ahead and holder is None else 0)
+        elif path is not None:
+            spent_ns = 0 if self._ahead else take_time(path)
+            self.kept, reading = not spent_ns, replace(reading, ahead_ns=spent_ns)
+            with contextlib.suppress(OSError):
+                os.utime(path)
         self._path = path if reading.surprisal.known is None else None
         if holder is not None:
-            reading = holder.read = reading.for_turns() if holder.in_turns else reading
+            reading = reading.for_turns() if holder.in_turns else reading
+            holder.read = replace(reading, ahead_ns=0) if reading.ahead_ns else reading
         return reading
 
     def _take(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARE = "0.2"
 """budget of methods that do not keep all KV on the device, when none is given"""
+READ_AHEAD = "--read-ahead"
+"""option of `kvlens run` that reads the prompt into the folder of readings, and runs nothing"""
 AUTO = "auto"
 """a budget that is not given: DEFAULT_SHARE, or more where the method cannot hold the prompt in it"""
 

@@ -18,6 +18,7 @@ from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
 from kvlens.cli import warm as forking
 from kvlens.runs.preparing import READINGS as FOLDER
+from kvlens.runs.request import READ_AHEAD
 from kvlens.store.reader import TraceReader, list_runs
 
 pytestmark = pytest.mark.skipif(
@@ -197,3 +198,52 @@ def test_one_that_is_occupied_is_not_released(ready: Warm) -> None:
     process = begun(ready, "--version")
     ready.release()
     assert ended(process)[1] == 0
+
+
+def ran_argv(folder: Path, text: str) -> list[str]:
+    """A run of the toy that reads `text`, as the New run form begins it."""
+    (folder / "p.txt").write_text(text)
+    limits = ("--method", "snapkv", "--budget", "40%", "--max-new", "6", "--ignore-eos")
+    return [*COMMAND, "run", str(folder / "p.txt"), *limits, "--runs", str(folder), "--progress-json"]
+
+
+def test_a_run_finds_the_prompt_that_was_read_ahead(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No list shows the reading; the run's numbers are those of a run that reads by itself."""
+    monkeypatch.setattr(jobprocess, "warm", ready)
+    argv, reads = ran_argv(tmp_path, "The river was wide and the farmer came home. " * 12), ("a prompt",)
+    manager = JobManager(folder=tmp_path / "jobs")
+    assert manager.would_read(reads)
+    ahead = manager.submit([*argv, READ_AHEAD], "ahead", reads=reads, ahead=True)
+    assert manager.jobs() == []
+    assert not manager.would_read(reads)
+    assert manager.would_read(("another",)), "it gives way to another prompt"
+    job = waited(manager, manager.submit(argv, "run", reads=reads))
+    assert job.state == "done"
+    assert manager.get(ahead) is None
+    alone = subprocess.run([*argv[:-1]], capture_output=True, check=True, text=True).stdout.split()[-1]
+    assert len(list_runs(tmp_path)) == 2, "reading ahead stores no run"
+    with TraceReader.open(tmp_path, str(job.uid)) as one, TraceReader.open(tmp_path, alone) as other:
+        assert (one.meta.prompt_kept, other.meta.prompt_kept) == (False, False), "its reading is counted"
+        assert one.meta.prefill_s is not None
+        assert one.meta.prefill_s > 0
+        assert not list(manager._folder.path("readings").glob("*.ahead")), "once"
+        assert list(one.tokens()["token_id"]) == list(other.tokens()["token_id"])
+        np.testing.assert_array_equal(one.head_cube("entropy"), other.head_cube("entropy"))
+        np.testing.assert_array_equal(one.tokens()["surprisal"], other.tokens()["surprisal"])
+
+
+def test_a_reading_ahead_gives_way_to_a_run_of_another_prompt(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobprocess, "warm", ready)
+    manager, argv = JobManager(), ran_argv(tmp_path, "The river was wide. " * 12)
+    first = manager.submit([*argv, READ_AHEAD], "ahead", reads=("a prompt",), ahead=True)
+    reading = manager.get(first)
+    assert reading is not None
+    uid = manager.submit(argv, "run", reads=("another",))
+    assert reading.state == "cancelled"
+    assert not manager.would_read(("a third",)), "somebody waits for a run"
+    assert waited(manager, uid).state == "done"
+    assert manager.would_read(("a prompt",)), "it was not read to its end"

@@ -59,6 +59,10 @@ class Job:
     """once it has begun"""
     identity: tuple[str, ...] = ()
     """argv with the content of its prompt file in place of the file: what the run is known by"""
+    reads: tuple[object, ...] = ()
+    """what decides the reading of its prompt (kvlens.app.ui.common.readahead); (): not known"""
+    ahead: bool = False
+    """it reads a prompt for a run that nobody has asked for yet, and no list shows it"""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
     @property

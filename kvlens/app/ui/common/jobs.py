@@ -36,6 +36,8 @@ class JobManager:
         """folder: where jobs are recorded for the next server; None: nowhere, they are known to this one alone."""
         self._start = start
         self._jobs: dict[str, Job] = {}
+        self._read_ahead: tuple[object, ...] = ()
+        """`reads` of the job that read ahead last"""
         self._lock = threading.Lock()
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._processes: dict[str, Process] = {}
@@ -59,11 +61,20 @@ class JobManager:
         about: str | None = None,
         then: str | None = None,
         likely: Mapping[str, float] = NOT_KNOWN,
+        reads: tuple[object, ...] = (),
+        ahead: bool = False,
     ) -> str:
-        """Queues a run; returns the job's id. `about`, `then`, `likely`: see Job. A run that is queued or running
-        already, with the same prompt and options, is not queued once more: its id is returned."""
+        """Queues a run; returns the job's id. `about`, `then`, `likely`, `reads`, `ahead`: see Job. A run that is
+        queued or running already, with the same prompt and options, is not queued once more: its id is returned. A
+        prompt that is read ahead for another run is given up."""
         job = Job(secrets.token_hex(4), argv, title, time.time(), about=about, then=then, likely=dict(likely))
-        job.identity = tuple(self._folder.text_of(argument) or argument for argument in argv)
+        job.identity, job.reads, job.ahead = self._identity(argv), reads, ahead
+        for reading in self._active(ahead=True):
+            if reading.reads != reads:
+                self.cancel(reading.id)
+                self._read_ahead = ()
+        if ahead:
+            self._read_ahead = reads
         with self._lock:
             for queued in self._jobs.values():
                 if queued.identity == job.identity and queued.state in ("queued", "running"):
@@ -75,6 +86,17 @@ class JobManager:
         self._queue.put(job.id)
         return job.id
 
+    def would_read(self, reads: tuple[object, ...]) -> bool:
+        """Return whether a prompt is worth reading ahead: it was not the last that was, and nobody waits for a run."""
+        return reads != self._read_ahead and not self._active()
+
+    def _identity(self, argv: list[str]) -> tuple[str, ...]:
+        return tuple(self._folder.text_of(argument) or argument for argument in argv)
+
+    def _active(self, ahead: bool = False) -> list[Job]:
+        with self._lock:
+            return [job for job in self._jobs.values() if job.active and job.ahead == ahead]
+
     def get(self, job_id: str) -> Job | None:
         with self._lock:
             return self._jobs.get(job_id)
@@ -82,12 +104,13 @@ class JobManager:
     def jobs(self) -> list[Job]:
         """Newest first."""
         with self._lock:
-            return sorted(self._jobs.values(), key=lambda job: job.created, reverse=True)
+            shown = [job for job in self._jobs.values() if not job.ahead]
+        return sorted(shown, key=lambda job: job.created, reverse=True)
 
     def position(self, job_id: str) -> int:
         """How many queued or running jobs are before this one."""
         with self._lock:
-            jobs = list(self._jobs.values())
+            jobs = [job for job in self._jobs.values() if not job.ahead]
         own_rows = next((job for job in jobs if job.id == job_id), None)
         return sum(1 for job in jobs if own_rows is not None and job.active and job.created < own_rows.created)
 
@@ -109,7 +132,7 @@ class JobManager:
 
     def shutdown(self) -> None:
         """Stops the worker and what it runs."""
-        for job in self.jobs():
+        for job in (*self.jobs(), *self._active(ahead=True)):
             self.cancel(job.id)
         self._queue.put(None)
 
@@ -155,7 +178,7 @@ class JobManager:
             self._processes.pop(job.id, None)
             job.ended = time.time()
             if job.state == "running":
-                job.state = "done" if code == 0 and (job.uid or job.study) else "failed"
+                job.state = "done" if code == 0 and (job.uid or job.study or job.ahead) else "failed"
                 if job.state == "failed" and job.message is None:
                     job.message = joblog.why(code)
             joblog.close_lanes(job)
@@ -170,12 +193,14 @@ class JobManager:
 
     def _record(self, job: Job) -> None:
         """Keeps for the next server what has to be known of a job."""
-        if self._records is not None:
+        if self._records is not None and not job.ahead:
             fields = {name: getattr(job, name) for name in JOB_FIELDS}
             record = JobRecord(**fields, cancelled=job.state == "cancelled", server=self._server)
             jobrecord.write_record(self._records, record)
 
     def _forget(self, job: Job) -> None:
+        if job.ahead:
+            self._jobs.pop(job.id, None)
         self._folder.forget(job.argv)
         jobrecord.forget_record(self._logs, job.id)
         if self._records is not None:

@@ -137,6 +137,8 @@ def progress_text(job: Job, tokens_before: int) -> str:
     """Where a job is, in words and numbers."""
     if job.state == "cancelled":
         return "Stopping; what was recorded is being stored"
+    if job.state == "queued" and not tokens_before:
+        return "Reading the prompt"  # which began before the run was asked for, see kvlens.app.ui.common.readahead
     if job.state == "queued":
         return f"Waiting for {tokens_before} other run{'s' if tokens_before != 1 else ''}"
     text = _PHASES.get(job.phase, "Starting")

@@ -11,6 +11,7 @@ from kvlens import methods, tasks
 from kvlens.app.ui.common import data, sentences
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.likely import likely
+from kvlens.app.ui.common.readahead import reads
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
@@ -29,7 +30,8 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
     method = choice_name(choice) + (f" ({choice.preset})" if choice.preset else "")
     title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     argv = command(file, choice, data.runs_dir().resolve())
-    return manager().submit(argv, title, then=then, likely=_likely_phases(prompt, choice))
+    phases = _likely_phases(prompt, choice)
+    return manager().submit(argv, title, then=then, likely=phases, reads=reads(prompt, choice))
 
 
 def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, float]:
@@ -74,7 +76,7 @@ def submit_race(
     if variants:
         names += f" ({variants[0][0]} as chosen, {', '.join(value for _, value in variants)})"
     title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
-    return manager().submit(argv, title)
+    return manager().submit(argv, title, reads=reads(prompt, choice))
 
 
 def submit_trial(trial: Mapping[str, Any]) -> str:

@@ -82,8 +82,8 @@ class Forked:
         except (OSError, ValueError):  # the one that forks is gone
             channel.close()
         finally:
-            self._ended.set()
             self._then()
+            self._ended.set()
 
 
 @dataclass(frozen=True)

@@ -56,19 +56,21 @@ def estimated(
     return estimate(prompt, model, method, changed, budget, max_new, preset, **form)
 
 
+def prompt_tokens(prompt: PromptChoice, choice: MethodChoice) -> int | None:
+    """Return the tokens of a prompt whose estimate was drawn; None where they are not known."""
+    return _figures(prompt, choice)["prompt_tokens"]  # type: ignore[no-any-return]
+
+
+def _figures(prompt: PromptChoice, choice: MethodChoice) -> dict[str, Any]:
+    """Raises ValueError, OSError, KeyError for what is wrong with the run."""
+    limits = choice.budget, choice.max_new
+    return estimated(prompt.prompt, choice.model, choice.method, choice.preset, choice.changed, *limits, choice.form)  # type: ignore[no-any-return]
+
+
 def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> bool:
     """Draws the estimate, and the run's condition into the page's head; True when the run can be started."""
     try:
-        figures = estimated(
-            prompt.prompt,
-            choice.model,
-            choice.method,
-            choice.preset,
-            choice.changed,
-            choice.budget,
-            choice.max_new,
-            choice.form,
-        )
+        figures = _figures(prompt, choice)
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False

@@ -13,15 +13,18 @@ _DRAWN, _RELEASED = "worker_form_drawn", "worker_released"
 """keys of the session: what the form held when it was drawn last; a person released the process"""
 
 
-def begin_worker(form: tuple[object, ...]) -> None:
+def begin_worker(form: tuple[object, ...]) -> bool:
     """Begin the process while a person fills in the form: imports and the model are then ready when the run is started.
     Opening the page alone begins nothing, and a released process stays away until a run begins one. form: what the
-    fields hold, compared with what they held when the form was drawn last in this session."""
+    fields hold, compared with what they held when the form was drawn last in this session. Return whether they changed
+    and the process is there."""
     last_form, st.session_state[_DRAWN] = st.session_state.get(_DRAWN), form
+    changed = last_form not in (None, form)
     if warm.status() is not None:
         st.session_state.pop(_RELEASED, None)
-    elif last_form not in (None, form) and not st.session_state.get(_RELEASED):
+    elif changed and not st.session_state.get(_RELEASED):
         warm.prepare()
+    return changed and warm.status() is not None
 
 
 def _release() -> None:

@@ -1,0 +1,31 @@
+"""The prompt of the form read while a person still looks at it: a job that no list shows, whose reading the run finds
+(kvlens.runs.readings). It begins where jobs are forked from a warm process (kvlens.app.ui.common.warm), for a prompt
+that the model reads in seconds, and when nobody waits for a run; another prompt or run ends it."""
+
+from __future__ import annotations
+
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command
+from kvlens.app.ui.common.warm import able
+from kvlens.runs.request import READ_AHEAD
+
+MOST_TOKENS = 4096
+"""of a prompt that is read before anybody asked for it"""
+
+
+def reads(prompt: PromptChoice, choice: MethodChoice) -> tuple[object, ...]:
+    """Return what decides the reading of a prompt, the same for all methods: model, text, and how it is fed."""
+    text = prompt.prompt
+    fed = choice.chat, choice.system, choice.question, tuple(sorted(map(repr, choice.chat_args.items())))
+    return choice.model, text.text, text.answer_prefix, text.question, prompt.turns, prompt.carried, *fed
+
+
+def read_ahead(prompt: PromptChoice, choice: MethodChoice, tokens: int | None) -> None:
+    """Begin to read the prompt of the form, if that is worth it. tokens: of the prompt, None: not known."""
+    key = reads(prompt, choice)
+    if tokens is None or tokens > MOST_TOKENS or not able() or not manager().would_read(key):
+        return
+    file = manager().scratch("prompt.json", prompt.file_text())
+    argv = [*command(file, choice, data.runs_dir().resolve()), READ_AHEAD]
+    manager().submit(argv, "Reading ahead", reads=key, ahead=True)
