@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from kvlens import __version__
 from kvlens.files import FOLDER_MODE, close_file, keep_newest
 from kvlens.models.device import host_bytes
+from kvlens.runs.aheadfiles import note_time, take_time
 from kvlens.runs.preparing import READINGS, Kept, Plan, Prepared
-from kvlens.runs.readingtime import note_time, take_time
 
 if TYPE_CHECKING:
     import torch
@@ -62,17 +62,17 @@ class Reading:
             start_ns = time.perf_counter_ns()
             reading = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
             spent_ns = time.perf_counter_ns() - start_ns
-            if self._ahead and holder is not None:
-                holder.ahead_ns = spent_ns
             if path is not None:
                 with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
                     _save(path, reading)
                 note_time(path, spent_ns if self._ahead and holder is None else 0)
         elif path is not None:
-            spent_ns = 0 if self._ahead else take_time(path)
-            self.kept, reading = not spent_ns, replace(reading, ahead_ns=spent_ns)
+            spent_ns = 0 if self._ahead and holder is None else take_time(path)
+            self.kept, reading = not spent_ns, reading if self._ahead else replace(reading, ahead_ns=spent_ns)
             with contextlib.suppress(OSError):
                 os.utime(path)
+        if self._ahead and holder is not None:
+            holder.ahead_ns = spent_ns
         self._path = path if reading.surprisal.known is None else None
         if holder is not None:
             reading = reading.for_turns() if holder.in_turns else reading

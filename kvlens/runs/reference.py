@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.engine.comparison import Reference
 from kvlens.files import KEPT_MODE
 from kvlens.refusal import Refusal
+from kvlens.runs.aheadfiles import move_reference, references
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest
@@ -64,12 +65,21 @@ def obtain(
             f"{MOST_BYTES:,} are kept: "
             "lower --max-new."
         )
-    uid = find(runs_dir, key)
+    uid = find(runs_dir, key) or _made_ahead(runs_dir, key)
     if uid is not None:
         reference = load(runs_dir, uid, key) or _compute_again(prepared, request, runs_dir, uid, key, report, cancelled)
         if reference is not None:
             return reference
     return _make(prepared, request, runs_dir, key, report, cancelled, watcher)
+
+
+def _made_ahead(runs_dir: Path, key: str) -> str | None:
+    """Return the uid of a reference that was made before its run was asked for, once it is among the runs."""
+    folder = references()
+    if folder is None or folder == runs_dir or not folder.is_dir():
+        return None
+    uid = find(folder, key)
+    return uid if uid is not None and move_reference(uid, folder, runs_dir) else None
 
 
 def load(runs_dir: Path, uid: str, key: str) -> Reference | None:

@@ -17,6 +17,7 @@ from kvlens.app.ui.common import jobprocess, warm
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
 from kvlens.cli import warm as forking
+from kvlens.runs.aheadfiles import REFERENCES
 from kvlens.runs.preparing import READINGS as FOLDER
 from kvlens.runs.request import READ_AHEAD
 from kvlens.store.reader import TraceReader, list_runs
@@ -200,41 +201,74 @@ def test_one_that_is_occupied_is_not_released(ready: Warm) -> None:
     assert ended(process)[1] == 0
 
 
-def ran_argv(folder: Path, text: str) -> list[str]:
+def ran_argv(folder: Path, text: str, *more: str, steps: int = 6) -> list[str]:
     """A run of the toy that reads `text`, as the New run form begins it."""
     (folder / "p.txt").write_text(text)
-    limits = ("--method", "snapkv", "--budget", "40%", "--max-new", "6", "--ignore-eos")
-    return [*COMMAND, "run", str(folder / "p.txt"), *limits, "--runs", str(folder), "--progress-json"]
+    limits = ("--method", "snapkv", "--budget", "40%", "--max-new", str(steps), "--ignore-eos")
+    return [*COMMAND, "run", str(folder / "p.txt"), *limits, *more, "--runs", str(folder), "--progress-json"]
 
 
-def test_a_run_finds_the_prompt_that_was_read_ahead(
-    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("against", [False, True])
+def test_a_run_finds_what_was_made_ahead(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, against: bool
 ) -> None:
-    """No list shows the reading; the run's numbers are those of a run that reads by itself."""
+    """The reading of its prompt, and full KV's answer where it is compared. No list shows the reading; the run's
+    numbers are those of a run that reads by itself, and its times count the reading once."""
     monkeypatch.setattr(jobprocess, "warm", ready)
-    argv, reads = ran_argv(tmp_path, "The river was wide and the farmer came home. " * 12), ("a prompt",)
+    text, reads = "The river was wide and the farmer came home. " * 12, ("a prompt",)
+    argv = ran_argv(tmp_path, text, *(["--against-full"] if against else []))
     manager = JobManager(folder=tmp_path / "jobs")
     assert manager.would_read(reads)
     ahead = manager.submit([*argv, READ_AHEAD], "ahead", reads=reads, ahead=True)
     assert manager.jobs() == []
     assert not manager.would_read(reads)
     assert manager.would_read(("another",)), "it gives way to another prompt"
+    until = time.monotonic() + 240
+    while manager.get(ahead) is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    assert manager.get(ahead) is None
+    assert list_runs(tmp_path).empty, "the runs' folder gets nothing"
+    made = manager._folder.path("readings") / REFERENCES
+    assert made.is_dir() == against
     job = waited(manager, manager.submit(argv, "run", reads=reads))
     assert job.state == "done"
-    assert manager.get(ahead) is None
-    alone = subprocess.run([*argv[:-1]], capture_output=True, check=True, text=True).stdout.split()[-1]
-    assert len(list_runs(tmp_path)) == 2, "reading ahead stores no run"
-    with TraceReader.open(tmp_path, str(job.uid)) as one, TraceReader.open(tmp_path, alone) as other:
-        assert (one.meta.prompt_kept, other.meta.prompt_kept) == (False, False), "its reading is counted"
-        assert one.meta.prefill_s is not None
-        assert one.meta.prefill_s > 0
-        assert not list(manager._folder.path("readings").glob("*.ahead")), "once"
-        assert list(one.tokens()["token_id"]) == list(other.tokens()["token_id"])
-        np.testing.assert_array_equal(one.head_cube("entropy"), other.head_cube("entropy"))
-        np.testing.assert_array_equal(one.tokens()["surprisal"], other.tokens()["surprisal"])
+    runs = list_runs(tmp_path)
+    assert sorted(runs["method"]) == (["full", "snapkv"] if against else ["snapkv"])
+    assert not list(made.glob("*/run.json")), "the answer of full KV has moved"
+    (tmp_path / "cold").mkdir()
+    cold = ran_argv(tmp_path / "cold", text, *(["--against-full"] if against else []))
+    alone = subprocess.run(cold[:-1], capture_output=True, check=True, text=True).stdout.split()[-1]
+    for method in runs["method"]:
+        others = list_runs(tmp_path / "cold")
+        uids = (str(listed["uid"][listed["method"] == method].iloc[0]) for listed in (runs, others))
+        with TraceReader.open(tmp_path, next(uids)) as one, TraceReader.open(tmp_path / "cold", next(uids)) as other:
+            assert one.meta.prompt_kept == other.meta.prompt_kept == (against and method != "full")
+            assert (one.meta.prefill_s is None) == (other.meta.prefill_s is None)
+            assert list(one.tokens()["token_id"]) == list(other.tokens()["token_id"])
+            np.testing.assert_array_equal(one.head_cube("entropy"), other.head_cube("entropy"))
+            np.testing.assert_array_equal(one.tokens()["surprisal"], other.tokens()["surprisal"])
+    assert alone in set(list_runs(tmp_path / "cold")["uid"])
+    assert not list(manager._folder.path("readings").glob("*.ahead")), "its time is counted once"
 
 
-def test_a_reading_ahead_gives_way_to_a_run_of_another_prompt(
+def test_a_run_of_the_prompt_shows_the_answer_of_full_kv_as_it_comes(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was made ahead ends with the reading, then."""
+    monkeypatch.setattr(jobprocess, "warm", ready)
+    manager, text = JobManager(), "The river was wide. " * 12
+    ahead = ran_argv(tmp_path, text, "--against-full", "--budget", "100%", steps=3000)
+    reading = manager.get(manager.submit([*ahead, READ_AHEAD], "ahead", reads=("a prompt",), ahead=True))
+    assert reading is not None
+    while reading.active and reading.phase != "reference":
+        time.sleep(0.02)
+    uid = manager.submit(ran_argv(tmp_path, text), "run", reads=("a prompt",))
+    assert waited(manager, uid).state == "done"
+    assert reading.state == "cancelled"
+    assert list(list_runs(tmp_path)["method"]) == ["snapkv"]
+
+
+def test_what_is_read_ahead_gives_way_to_a_run_of_another_prompt(
     ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobprocess, "warm", ready)
@@ -242,8 +276,10 @@ def test_a_reading_ahead_gives_way_to_a_run_of_another_prompt(
     first = manager.submit([*argv, READ_AHEAD], "ahead", reads=("a prompt",), ahead=True)
     reading = manager.get(first)
     assert reading is not None
+    assert manager.reads_ahead()
     uid = manager.submit(argv, "run", reads=("another",))
     assert reading.state == "cancelled"
     assert not manager.would_read(("a third",)), "somebody waits for a run"
     assert waited(manager, uid).state == "done"
     assert manager.would_read(("a prompt",)), "it was not read to its end"
+    assert not manager.reads_ahead()

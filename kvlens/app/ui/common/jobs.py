@@ -90,6 +90,10 @@ class JobManager:
         """Return whether a prompt is worth reading ahead: it was not the last that was, and nobody waits for a run."""
         return reads != self._read_ahead and not self._active()
 
+    def reads_ahead(self) -> bool:
+        """Return whether a prompt is being read for a run that nobody has asked for yet."""
+        return bool(self._active(ahead=True))
+
     def _identity(self, argv: list[str]) -> tuple[str, ...]:
         return tuple(self._folder.text_of(argument) or argument for argument in argv)
 
@@ -171,6 +175,8 @@ class JobManager:
                 self._record(job)
             if line is not None:
                 joblog.read_line(job, line)
+                if job.ahead and job.phase == "reference" and 2 * job.done < job.total and self._active():
+                    self.cancel(job.id)  # the prompt is read; the run that waits shows full KV's answer as it comes
         return process.wait()
 
     def _end(self, job: Job, code: int) -> None:

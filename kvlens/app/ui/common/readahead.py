@@ -1,6 +1,7 @@
-"""The prompt of the form read while a person still looks at it: a job that no list shows, whose reading the run finds
-(kvlens.runs.readings). It begins where jobs are forked from a warm process (kvlens.app.ui.common.warm), for a prompt
-that the model reads in seconds, and when nobody waits for a run; another prompt or run ends it."""
+"""The prompt of the form read, and answered by full KV, while a person still looks at it: a job that no list shows,
+whose results the run finds (kvlens.runs.readahead). It begins where jobs are forked from a warm process
+(kvlens.app.ui.common.warm), for a prompt that the model reads in seconds, and when nobody waits for a run; another
+prompt or run ends it."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ MOST_TOKENS = 4096
 
 
 def reads(prompt: PromptChoice, choice: MethodChoice) -> tuple[object, ...]:
-    """Return what decides the reading of a prompt, the same for all methods: model, text, and how it is fed."""
-    text = prompt.prompt
+    """Return what decides the reading of a prompt and the answer of full KV, the same for all methods: model, text, how
+    it is fed, and how far it is answered."""
+    text, answered = prompt.prompt, (choice.max_new, choice.seed) if choice.against else ()
     fed = choice.chat, choice.system, choice.question, tuple(sorted(map(repr, choice.chat_args.items())))
-    return choice.model, text.text, text.answer_prefix, text.question, prompt.turns, prompt.carried, *fed
+    return choice.model, text.text, text.answer_prefix, text.question, prompt.turns, prompt.carried, *fed, *answered
 
 
 def read_ahead(prompt: PromptChoice, choice: MethodChoice, tokens: int | None) -> None:

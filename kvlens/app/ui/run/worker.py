@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.warm import able, warm
 from kvlens.cli.warm import idle_seconds
 from kvlens.text.units import si_bytes
@@ -39,10 +40,13 @@ def worker_line() -> None:
     status, minutes = warm.status(), f"{idle_seconds() / 60:.3g} minutes"
     if status is None:
         cause = "A run" if st.session_state.get(_RELEASED) else "A change of the form or a run"
-        st.caption(f"No process is kept for runs. {cause} starts one. It ends after {minutes} without a run.")
+        st.caption(
+            f"No process is kept for runs. {cause} starts one, which reads this form's prompt while you fill it in. "
+            f"It ends after {minutes} without a run."
+        )
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        state = "at work" if status.busy else "idle"
+        state = "reading the prompt of this form" if manager().reads_ahead() else "at work" if status.busy else "idle"
         st.caption(
             f"A process is kept for runs: {state}, {si_bytes(status.resident_bytes)} resident. It ends after {minutes} "
             "without a run.",
