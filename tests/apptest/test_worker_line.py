@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from uiruns import Visit
 
+from kvlens.app.ui.common import readahead
+from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.common.warm import WarmStatus, warm
 from kvlens.app.ui.run import worker
+from kvlens.runs.request import READ_AHEAD
 
 
 def captions(visit: Visit, folder: Path) -> tuple[list[str], list[str]]:
@@ -77,3 +81,33 @@ def test_nothing_is_said_where_jobs_start_from_nothing(
 ) -> None:
     monkeypatch.setattr(worker, "able", lambda: False)
     assert captions(visit, tmp_path) == ([], [])
+
+
+def test_a_changed_form_has_its_prompt_read(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for what decides the reading, and no prompt that takes long."""
+    asked: list[tuple[object, ...]] = []
+
+    def submit(manager: JobManager, argv: list[str], title: str, **more: Any) -> str:
+        assert (argv[-1], more["ahead"]) == (READ_AHEAD, True)
+        asked.append(more["reads"])
+        return "0"
+
+    monkeypatch.setattr(readahead, "able", lambda: True)
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1))
+    monkeypatch.setattr(JobManager, "submit", submit)
+    monkeypatch.setattr(JobManager, "would_read", lambda manager, reads: reads not in asked)
+    app = visit(tmp_path, "run")
+    app.run()
+    assert asked == [], "nothing is read because the page is open"
+    app.number_input(key="form_max_new").set_value(8).run()
+    assert len(asked) == 1
+    app.checkbox(key="form_against").set_value(False).run()
+    assert len(asked) == 2, "nobody compares: full KV need not answer"
+    app.number_input(key="form_max_new").set_value(9).run()
+    assert len(asked) == 2
+    app.number_input(key="form_length").set_value(300).run()
+    assert len(asked) == 3
+    monkeypatch.setattr(readahead, "MOST_TOKENS", 200)
+    app.number_input(key="form_length").set_value(400).run()
+    assert len(asked) == 3
+    assert not app.exception
