@@ -120,6 +120,21 @@ def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_leng
         assert beside(tmp_path / name, "explain", fresh) == [fresh, other]
 
 
+def test_a_fresh_table_leaves_one_of_other_methods_or_budgets_on_its_page(tmp_path: Path) -> None:
+    def table(methods: list[str], budgets: list[str]) -> dict[str, Any]:
+        return {"about": {"request": {"model": "demo", "length": 512, "methods": methods, "budgets": budgets}}}
+
+    fresh = table(["full", "quest"], ["20%"])
+    for number, (methods, budgets, stays) in enumerate(
+        ((["full", "snapkv"], ["20%"], True), (["full", "quest"], ["40%"], True), (["quest"], ["20%"], False))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stored = table(methods, budgets)
+        write(folder / "quality-stored.json", stored)
+        assert beside(folder / "quality-fresh.json", "quality", fresh) == ([fresh, stored] if stays else [fresh])
+
+
 def test_a_method_runs_as_in_the_tables_by_the_papers_proportions_where_its_numbers_do_not_fit() -> None:
     engine = Engine(load("demo"))
     trial = Trial("multikey", 512, 0.1, 9_500_000, 0, "shadowkv", "20%")

@@ -56,7 +56,7 @@ def write(out: Path, result: dict[str, Any]) -> None:
 
 def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
     """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
-    ones that it takes the place of: all of whose budgets it has too. Raises ValueError as `results` does."""
+    ones that it takes the place of: all of whose methods and budgets it has too. Raises ValueError as `results` does."""
     return [fresh, *(result for result in results(out.parent, kind) if not _replaced(result, fresh))]
 
 
@@ -64,8 +64,8 @@ def _replaced(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
     item, counterpart = (
         outcome_rows["about"].get("request", outcome_rows["about"]) for outcome_rows in (result, fresh)
     )
-    sample, more = (set(request.get("budgets", ())) for request in (item, counterpart))
-    return _sort_key(item) == _sort_key(counterpart) and sample <= more
+    same = _sort_key(item) == _sort_key(counterpart)
+    return same and all(set(item.get(part, ())) <= set(counterpart.get(part, ())) for part in ("budgets", "methods"))
 
 
 def _sort_key(mapping: dict[str, Any]) -> tuple[Any, ...]:
