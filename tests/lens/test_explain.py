@@ -121,16 +121,16 @@ def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_leng
 
 
 def test_a_fresh_table_leaves_one_of_other_methods_or_budgets_on_its_page(tmp_path: Path) -> None:
-    def table(methods: list[str], budgets: list[str]) -> dict[str, Any]:
-        return {"about": {"request": {"model": "demo", "length": 512, "methods": methods, "budgets": budgets}}}
+    def table(names: list[str], budgets: list[str]) -> dict[str, Any]:
+        return {"about": {"request": {"model": "demo", "length": 512, "methods": names, "budgets": budgets}}}
 
     fresh = table(["full", "quest"], ["20%"])
-    for number, (methods, budgets, stays) in enumerate(
+    for number, (names, budgets, stays) in enumerate(
         ((["full", "snapkv"], ["20%"], True), (["full", "quest"], ["40%"], True), (["quest"], ["20%"], False))
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        stored = table(methods, budgets)
+        stored = table(names, budgets)
         write(folder / "quality-stored.json", stored)
         assert beside(folder / "quality-fresh.json", "quality", fresh) == ([fresh, stored] if stays else [fresh])
 

@@ -56,7 +56,8 @@ def write(out: Path, result: dict[str, Any]) -> None:
 
 def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
     """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
-    ones that it takes the place of: all of whose methods and budgets it has too. Raises ValueError as `results` does."""
+    ones that it takes the place of: all of whose methods and budgets it has too. Raises ValueError as `results`
+    does."""
     return [fresh, *(result for result in results(out.parent, kind) if not _replaced(result, fresh))]
 
 

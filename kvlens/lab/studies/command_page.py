@@ -30,7 +30,8 @@ def commands() -> Iterator[tuple[str, Any]]:
 def usage(command: Any) -> str:
     """Return the arguments and options of a command as one line: `FILE --out --json`."""
     arguments = [part.name.upper() for part in command.params if part.param_type_name == "argument"]
-    options = [part.opts[0] for part in command.params if part.param_type_name == "option" and part.name != "help"]
+    shown = [part for part in command.params if not getattr(part, "hidden", False)]
+    options = [part.opts[0] for part in shown if part.param_type_name == "option" and part.name != "help"]
     return " ".join([*arguments, *options])
 
 
