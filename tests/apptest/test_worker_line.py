@@ -107,7 +107,14 @@ def test_a_changed_form_has_its_prompt_read(visit: Visit, tmp_path: Path, monkey
     assert len(asked) == 2
     app.number_input(key="form_length").set_value(300).run()
     assert len(asked) == 3
-    monkeypatch.setattr(readahead, "MOST_TOKENS", 200)
-    app.number_input(key="form_length").set_value(400).run()
-    assert len(asked) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(readahead, "MOST_TOKENS", 200)
+        app.number_input(key="form_length").set_value(400).run()
+        assert len(asked) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(readahead, "MOST_BYTES", 1000)
+        app.number_input(key="form_length").set_value(500).run()
+        assert len(asked) == 3
+    app.number_input(key="form_length").set_value(600).run()
+    assert len(asked) == 4
     assert not app.exception

@@ -1,7 +1,7 @@
 """The prompt of the form read, and answered by full KV, while a person still looks at it: a job that no list shows,
 whose results the run finds (kvlens.runs.readahead). It begins where jobs are forked from a warm process
-(kvlens.app.ui.common.warm), for a prompt that the model reads in seconds, and when nobody waits for a run; another
-prompt or run ends it."""
+(kvlens.app.ui.common.warm), for a model and a prompt of moderate size, and when nobody waits for a run; another prompt
+or run ends it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from kvlens.app.ui.common import data
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command
 from kvlens.app.ui.common.warm import able
+from kvlens.models.find import files_of
 from kvlens.runs.request import READ_AHEAD
 
 MOST_TOKENS = 4096
 """of a prompt that is read before anybody asked for it"""
+MOST_BYTES = 1 << 30
+"""of the files of the model that reads it: a larger one would be loaded twice, and takes long to give way"""
 
 
 def reads(prompt: PromptChoice, choice: MethodChoice) -> tuple[object, ...]:
@@ -27,6 +30,8 @@ def read_ahead(prompt: PromptChoice, choice: MethodChoice, tokens: int | None) -
     """Begin to read the prompt of the form, if that is worth it. tokens: of the prompt, None: not known."""
     key = reads(prompt, choice)
     if tokens is None or tokens > MOST_TOKENS or not able() or not manager().would_read(key):
+        return
+    if not 0 < sum(size for _, size, _ in files_of(choice.model)) <= MOST_BYTES:
         return
     file = manager().scratch("prompt.json", prompt.file_text())
     argv = [*command(file, choice, data.runs_dir().resolve()), READ_AHEAD]
