@@ -92,7 +92,7 @@ class JobManager:
 
     def reads_ahead(self) -> bool:
         """Return whether a prompt is being read for a run that nobody has asked for yet."""
-        return bool(self._active(ahead=True))
+        return any(job.state != "cancelled" for job in self._active(ahead=True))
 
     def _identity(self, argv: list[str]) -> tuple[str, ...]:
         return tuple(self._folder.text_of(argument) or argument for argument in argv)

@@ -123,7 +123,9 @@ def state_word(job: Job) -> str:
 def progress(job: Job) -> None:
     """A bar with what it does, and a button to cancel."""
     left_column, right = st.columns([6, 1], vertical_alignment="center")
-    left_column.progress(_share(job), text=progress_text(job, manager().position(job.id)))
+    waits = job.state == "queued" and manager().reads_ahead()  # kvlens.app.ui.common.readahead
+    text = "Reading the prompt" if waits else progress_text(job, manager().position(job.id))
+    left_column.progress(_share(job), text=text)
     if right.button("Cancel", key=f"cancel_{job.id}", disabled=job.state == "cancelled", width="stretch"):
         manager().cancel(job.id)
         st.rerun()
@@ -137,8 +139,6 @@ def progress_text(job: Job, tokens_before: int) -> str:
     """Where a job is, in words and numbers."""
     if job.state == "cancelled":
         return "Stopping; what was recorded is being stored"
-    if job.state == "queued" and not tokens_before:
-        return "Reading the prompt"  # which began before the run was asked for, see kvlens.app.ui.common.readahead
     if job.state == "queued":
         return f"Waiting for {tokens_before} other run{'s' if tokens_before != 1 else ''}"
     text = _PHASES.get(job.phase, "Starting")

@@ -58,13 +58,15 @@ def estimated(
 
 def prompt_tokens(prompt: PromptChoice, choice: MethodChoice) -> int | None:
     """Return the tokens of a prompt whose estimate was drawn; None where they are not known."""
-    return _figures(prompt, choice)["prompt_tokens"]  # type: ignore[no-any-return]
+    tokens: int | None = _figures(prompt, choice)["prompt_tokens"]
+    return tokens
 
 
 def _figures(prompt: PromptChoice, choice: MethodChoice) -> dict[str, Any]:
     """Raises ValueError, OSError, KeyError for what is wrong with the run."""
-    limits = choice.budget, choice.max_new
-    return estimated(prompt.prompt, choice.model, choice.method, choice.preset, choice.changed, *limits, choice.form)  # type: ignore[no-any-return]
+    arguments = prompt.prompt, choice.model, choice.method, choice.preset, choice.changed, choice.budget, choice.max_new
+    figures: dict[str, Any] = estimated(*arguments, choice.form)
+    return figures
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> bool:
