@@ -69,9 +69,8 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
     attend, 0 elsewhere. Span ids have to be valid in free slots too."""
     role, span, codes = reads.role, reads.span.long(), reads.codes
     summary = role == codes.coarse
-    open_bias = torch.where(summary, reads.log_lengths[span], 0.0).masked_fill(role == codes.free, float("-inf"))[
-        :, None
-    ]
+    open_bias = torch.where(summary, reads.log_lengths[span], 0.0)
+    open_bias = open_bias.masked_fill(role == codes.free, float("-inf"))[:, None]
     hidden = None
     if reads.fine is not None:
         wide = span[:, None].expand(-1, reads.group, -1)

@@ -153,8 +153,7 @@ def run(
         context = runs_folder(runs), reporter.report, cancelled, reporter.say
         with reserve_stdout(progress_json):
             if ahead:
-                read_ahead(request, sources[0], reporter.report, cancelled)
-                return
+                raise typer.Exit(int(not read_ahead(request, sources[0], reporter.report, cancelled)))
             turn_cancelled = None
             if turns is not None:
                 request, turn_cancelled = answer_turns(

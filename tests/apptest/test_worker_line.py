@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from uiruns import Visit
 
 from kvlens.app.ui.common import readahead
 from kvlens.app.ui.common.jobs import JobManager
+from kvlens.app.ui.common.likely import Likely
 from kvlens.app.ui.common.warm import WarmStatus, warm
-from kvlens.app.ui.run import worker
+from kvlens.app.ui.run import preflight, worker
 from kvlens.runs.request import READ_AHEAD
 
 
@@ -81,6 +83,32 @@ def test_nothing_is_said_where_jobs_start_from_nothing(
 ) -> None:
     monkeypatch.setattr(worker, "able", lambda: False)
     assert captions(visit, tmp_path) == ([], [])
+
+
+def test_the_estimate_counts_what_was_read_ahead_no_more(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the reading ends, the page is drawn again with what is left."""
+    monkeypatch.setattr(worker, "able", lambda: True)
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1))
+    phases = {"prefill": 8.0, "reference": 4.0, "place": 2.0, "decode": 1.0}
+    monkeypatch.setattr(preflight, "likely_of", lambda *figures: Likely(phases, 1000, 1, True))
+
+    def seconds() -> list[str]:
+        app = visit(tmp_path, "run")
+        assert not app.exception
+        sentences = [text.value.replace("\\", "") for text in app.caption]
+        return [match[1] for text in sentences if (match := re.match(r"Time: about ([\d.]+)", text))]
+
+    (before,) = seconds()
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(JobManager, "has_read", lambda manager, reads: asked.append(reads) or True)
+    (after,) = seconds()
+    assert (float(before), float(after)) == (15.0, 3.0)
+    assert asked
+    going = iter([True])  # when the page is drawn first; no more at the fragment's first look
+    monkeypatch.setattr(JobManager, "reads_ahead", lambda manager: next(going, False))
+    assert seconds() == [after]
 
 
 def test_a_changed_form_has_its_prompt_read(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,8 @@ def test_every_phase_of_a_compared_run_is_counted(tmp_path: Path) -> None:
         "effect": 7.0,
     }
     assert found.total_s == 29.0, "effects come only if the answer is lost"
+    left = found.after(frozenset({"prefill", "surprisal", "reference"}))
+    assert (left.total_s, left.prefill_s) == (17.0, None), "what was read before the run was asked for"
     alone = likely(tmp_path, "m", "sekv", 2000, 20, 1_000)
     assert alone is not None
     assert not {"check", "reference", "effect"} & alone.phases.keys()

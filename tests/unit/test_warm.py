@@ -223,10 +223,12 @@ def test_a_run_finds_what_was_made_ahead(
     assert manager.jobs() == []
     assert not manager.would_read(reads)
     assert manager.would_read(("another",)), "it gives way to another prompt"
+    assert not manager.has_read(reads), "it goes on"
     until = time.monotonic() + 240
     while manager.get(ahead) is not None and time.monotonic() < until:
         time.sleep(0.02)
     assert manager.get(ahead) is None
+    assert manager.has_read(reads)
     assert list_runs(tmp_path).empty, "the runs' folder gets nothing"
     made = manager._folder.path("readings") / REFERENCES
     assert made.is_dir() == against
@@ -279,6 +281,7 @@ def test_what_is_read_ahead_gives_way_to_a_run_of_another_prompt(
     assert manager.reads_ahead()
     uid = manager.submit(argv, "run", reads=("another",))
     assert reading.state == "cancelled"
+    assert not manager.has_read(("a prompt",))
     assert not manager.would_read(("a third",)), "somebody waits for a run"
     assert waited(manager, uid).state == "done"
     assert manager.would_read(("a prompt",)), "it was not read to its end"

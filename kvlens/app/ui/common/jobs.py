@@ -38,6 +38,8 @@ class JobManager:
         self._jobs: dict[str, Job] = {}
         self._read_ahead: tuple[object, ...] = ()
         """`reads` of the job that read ahead last"""
+        self._was_read: tuple[object, ...] = ()
+        """the same of the last such job that reached its end"""
         self._lock = threading.Lock()
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._processes: dict[str, Process] = {}
@@ -89,6 +91,10 @@ class JobManager:
     def would_read(self, reads: tuple[object, ...]) -> bool:
         """Return whether a prompt is worth reading ahead: it was not the last that was, and nobody waits for a run."""
         return reads != self._read_ahead and not self._active()
+
+    def has_read(self, reads: tuple[object, ...]) -> bool:
+        """Return whether the prompt that was read ahead last is this one, and is read to its end."""
+        return reads == self._was_read == self._read_ahead
 
     def reads_ahead(self) -> bool:
         """Return whether a prompt is being read for a run that nobody has asked for yet."""
@@ -187,6 +193,8 @@ class JobManager:
                 job.state = "done" if code == 0 and (job.uid or job.study or job.ahead) else "failed"
                 if job.state == "failed" and job.message is None:
                     job.message = joblog.why(code)
+            if job.ahead and job.state == "done":
+                self._was_read = job.reads
             joblog.close_lanes(job)
         self._forget(job)
 

@@ -4,7 +4,7 @@ are stored here. Estimates, labelled so wherever they are shown."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -39,16 +39,24 @@ class Likely:
     runs: int
     same_method: bool
     """they are the method's own; else any method's"""
+    finished: frozenset[str] = frozenset()
+    """phases that were gone through before the run was asked for (kvlens.app.ui.common.readahead); none of `phases`"""
 
     @property
     def prefill_s(self) -> float | None:
-        """Of the prompt with its tokens' surprisals; None where all runs took a prompt that was read before."""
+        """Of the prompt with its tokens' surprisals; None where this prompt, or that of every run, was read
+        before."""
         return None if "prefill" not in self.phases else self.phases["prefill"] + self.phases.get("surprisal", 0.0)
 
     @property
     def decode_s(self) -> float:
         """For all its steps."""
         return self.phases["decode"]
+
+    def after(self, finished: frozenset[str]) -> Likely:
+        """Return what is left when some phases have been gone through."""
+        phases = {phase: seconds for phase, seconds in self.phases.items() if phase not in finished}
+        return replace(self, phases=phases, finished=finished)
 
     @property
     def total_s(self) -> float:

@@ -26,6 +26,13 @@ def reads(prompt: PromptChoice, choice: MethodChoice) -> tuple[object, ...]:
     return choice.model, text.text, text.answer_prefix, text.question, prompt.turns, prompt.carried, *fed, *answered
 
 
+def finished_phases(prompt: PromptChoice, choice: MethodChoice) -> frozenset[str]:
+    """Return the phases of the form's run that have been gone through: those of a reading that is at its end."""
+    if not manager().has_read(reads(prompt, choice)):
+        return frozenset()
+    return frozenset(("prefill", "surprisal", "reference") if choice.against else ("prefill", "surprisal"))
+
+
 def read_ahead(prompt: PromptChoice, choice: MethodChoice, tokens: int | None) -> None:
     """Begin to read the prompt of the form, if that is worth it. tokens: of the prompt, None: not known."""
     key = reads(prompt, choice)

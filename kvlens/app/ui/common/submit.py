@@ -11,7 +11,7 @@ from kvlens import methods, tasks
 from kvlens.app.ui.common import data, sentences
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.likely import likely
-from kvlens.app.ui.common.readahead import reads
+from kvlens.app.ui.common.readahead import finished_phases, reads
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
@@ -53,7 +53,7 @@ def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, floa
         return {}
     sizes = (figures["prompt_tokens"], figures["steps"], figures["step_bytes"])
     like = likely(data.runs_dir(), choice.model, choice.method, *sizes, choice.against)
-    return {} if like is None else like.phases
+    return {} if like is None else like.after(finished_phases(prompt, choice)).phases
 
 
 def choice_name(choice: MethodChoice) -> str:

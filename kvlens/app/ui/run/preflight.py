@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.likely import PLACING, Likely, likely
+from kvlens.app.ui.common.readahead import finished_phases
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
 from kvlens.budget import NO_LIMIT, in_words
 from kvlens.lens.condition import ANEW, CARRIED, asked_condition
@@ -77,6 +78,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
         widgets.error(str(problem))
         return False
     like = likely_of(choice.model, choice.method, figures, choice.against)
+    if like is not None:
+        like = like.after(finished_phases(prompt, choice))
     exact = methods.get(choice.method).floor_is_exact
     limit = limit_of(choice.method, choice.budget, figures)
     with head:
@@ -156,11 +159,13 @@ def took(like: Likely | None, figures: dict[str, Any]) -> str:
     lost = (
         "" if effect_s is None else f" If the answer is lost, finding the causes takes {duration(effect_s * 1e6)} more."
     )
-    missing = [words[phase] for phase in ("load", "prefill") if phase not in like.phases]
+    missing = [words[phase] for phase in ("load", "prefill") if phase not in like.phases.keys() | like.finished]
     unknown = f" Not known yet: {' and '.join(missing)}." if missing else ""
+    answered = " and answered by full KV" if "reference" in like.finished else ""
+    finished = f" The prompt has been read{answered} already." if like.finished else ""
     return (
         f"Time: about {duration(like.total_s * 1e6)}: {', '.join(parts)}. By {runs} {methods_phrase} on this model "
-        f"here.{lost}{unknown}"
+        f"here.{lost}{unknown}{finished}"
     )
 
 

@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 from kvlens import methods
 from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import PLACING, Likely
+from kvlens.app.ui.common.readahead import finished_phases
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
 from kvlens.app.ui.run.preflight import LEAST_S, budget_said, condition_of, estimated, likely_of, limit_of
 from kvlens.lens.knob import attends_by
@@ -39,6 +40,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
         likely_of(lane.model, lane.method, estimate, lane.against)
         for lane, estimate in zip(lanes, estimates, strict=True)
     ]
+    done = finished_phases(prompt, choice) & {"prefill", "surprisal"}
+    like = [lane if lane is None else lane.after(done) for lane in like]
     limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with head:
         widgets.condition_line(condition_of(prompt, choice, estimates[0]["prompt_tokens"], limits))
@@ -120,7 +123,8 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
         f" If answers are lost, finding the causes takes up to {duration(effects_s * 1e6)} more." if effects_s else ""
     )
     total = duration(sum(parts.values()) * 1e6)
-    return f"Time: about {total}: {named}, by stored runs of this model here.{lost}"
+    finished = " The prompt has been read already." if likely_lanes[0].finished else ""
+    return f"Time: about {total}: {named}, by stored runs of this model here.{lost}{finished}"
 
 
 def _title(lane: RunRequest, estimate: dict[str, Any]) -> str:

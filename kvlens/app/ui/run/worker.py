@@ -10,6 +10,8 @@ from kvlens.cli.warm import idle_seconds
 from kvlens.text.units import si_bytes
 
 _KEY = "worker_release"
+POLL_S = 1.0
+"""seconds between looks at a reading that goes on"""
 _DRAWN, _RELEASED = "worker_form_drawn", "worker_released"
 """keys of the session: what the form held when it was drawn last; a person released the process"""
 
@@ -34,9 +36,17 @@ def _release() -> None:
 
 
 def worker_line() -> None:
-    """Draw one line about the process; nothing where jobs start from nothing."""
-    if not able():
-        return
+    """Draw one line about the process; nothing where jobs start from nothing. While it reads the prompt of the form,
+    the line is drawn again and again, and the page once the prompt is read: its estimate is then a smaller one."""
+    if able():
+        reads_now = manager().reads_ahead()
+        st.fragment(_line, run_every=POLL_S if reads_now else None)(reads_now)
+
+
+def _line(read_when_drawn: bool) -> None:
+    reads_now = manager().reads_ahead()
+    if read_when_drawn and not reads_now:
+        st.rerun()
     status, minutes = warm.status(), f"{idle_seconds() / 60:.3g} minutes"
     if status is None:
         cause = "A run" if st.session_state.get(_RELEASED) else "A change of the form or a run"
@@ -46,7 +56,7 @@ def worker_line() -> None:
         )
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        state = "reading the prompt of this form" if manager().reads_ahead() else "at work" if status.busy else "idle"
+        state = "reading the prompt of this form" if reads_now else "at work" if status.busy else "idle"
         st.caption(
             f"A process is kept for runs: {state}, {si_bytes(status.resident_bytes)} resident. It ends after {minutes} "
             "without a run.",
