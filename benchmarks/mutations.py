@@ -66,7 +66,7 @@ def copied(source: Path, tree: Path) -> Path:
     """A copy of the sources and tests, without anything that was compiled of them. A linked folder stays a link: its
     files exist once, so a change is what tests import."""
     for name in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__", "results")
+        ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(source / name, tree / name, symlinks=True, ignore=ignored)
     for name in FILES:
         shutil.copy(source / name, tree)

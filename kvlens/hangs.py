@@ -191,6 +191,20 @@ def _throw(thread: int, error: type[BaseException]) -> None:
     if thread == threading.main_thread().ident and signal.getsignal(signal.SIGURG) is _wake:
         with suppress(OSError):
             signal.pthread_kill(thread, signal.SIGURG)
+    _settle()
+
+
+class _Settled(BaseException):
+    """Raised in a thread that throws something into another one, and caught there."""
+
+
+def _settle() -> None:
+    """Take back the flag by which the interpreter tells that some thread is to raise something; a thread that wakes
+    raises it again for itself. One that sleeps for ever would leave it: in CPython 3.11 every thread that is traced or
+    profiled then stands still where its next function begins."""
+    with suppress(_Settled):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Settled))
+        _arrive()
 
 
 def _wake(number: int, frame: FrameType | None) -> None:

@@ -112,9 +112,28 @@ print(work())
 """
 
 
-def test_a_tracer_goes_on_after_an_interruption() -> None:
-    """A debugger or a coverage tool traces: it must not stand still because a call was interrupted before."""
-    command = [sys.executable, "-c", TRACED]
+ASLEEP = """
+import sys, time
+from kvlens import hangs
+
+try:
+    hangs.within(0.3, "work", lambda: time.sleep(3600))
+except hangs.Hang:
+    pass
+
+def work():
+    return 7
+
+sys.setprofile(lambda *event: None)
+print(work())
+"""
+
+
+@pytest.mark.parametrize("program", [TRACED, ASLEEP], ids=["loop", "asleep"])
+def test_a_tracer_goes_on_after_an_interruption(program: str) -> None:
+    """A debugger or a coverage tool traces: it must not stand still because a call was interrupted before, or will be
+    when it wakes."""
+    command = [sys.executable, "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert ran.stdout == "7\n"
 
