@@ -79,9 +79,10 @@ def prove(*names: str) -> int:
             )
             if name == "types" and not ended.returncode:
                 ended = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, check=False)
-            missing = sorted(files_read(Path(log)) - set(group.covered(ROOT)))
+            read = files_read(Path(log))
+        missing = sorted(read.keys() - set(group.covered(ROOT)))
         for path in missing:
-            print(f"{name} reads {file_name(path, ROOT)}, which it does not cover.")
+            print(f"{name} reads {file_name(path, ROOT)}, which it does not cover: {', '.join(sorted(read[path]))}.")
         if ended.returncode or missing or group.digest(ROOT) != before:
             failed = 1
         else:
@@ -89,12 +90,18 @@ def prove(*names: str) -> int:
     return failed
 
 
-def files_read(log: Path) -> set[Path]:
-    """Return the files of the repository, as Git lists them, that processes read. log: the folder of their logs."""
+def files_read(log: Path) -> dict[Path, set[str]]:
+    """Return the files of the repository, as Git lists them, that processes read, and for each the test files that ran
+    then. log: the folder of their logs."""
     lines = {line for path in log.iterdir() for line in path.read_text(errors="replace").splitlines()}
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = {path for name in tracked.split("\0") if name and (path := (ROOT / name).resolve()).is_file()}
-    return {Path(line).resolve() for line in lines} & files
+    read: dict[Path, set[str]] = {}
+    for line in lines:
+        name, _, test = line.rpartition("\t")
+        if (path := Path(name).resolve()) in files:
+            read.setdefault(path, set()).add(test or "between tests")
+    return read
 
 
 def show() -> None:
