@@ -8,17 +8,30 @@ A test that depends on what else the machine does fails in some of the rounds. E
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 """ends with the process that started it, however that ends"""
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    """Inside, a process that never rests takes one core."""
+    spinner = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        yield
+    finally:
+        spinner.kill()
+        spinner.wait()
 
 
 def run_round(targets: list[str], limit: float | None) -> tuple[Counter[str], list[str], float]:
@@ -56,15 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
     rounds = []
-    spinner = subprocess.Popen([sys.executable, "-c", SPIN])
-    try:
+    with spinning():
         for number in range(1, options.times + 1):
             outcomes, failed, seconds = run_round(options.targets, options.limit)
             rounds.append({"outcomes": dict(outcomes), "failed": failed, "seconds": round(seconds, 1)})
             print(f"round {number}: {dict(outcomes)}, {seconds:.0f} s", *failed, sep="\n  ", flush=True)
-    finally:
-        spinner.kill()
-        spinner.wait()
     failures = sum(bad(Counter(row["outcomes"])) for row in rounds)
     print(f"{failures} failures in {options.times} rounds of {' '.join(options.targets)}")
     if options.out is not None:

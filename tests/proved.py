@@ -1,29 +1,34 @@
 """Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `targets`, `write`,
-`show` or `prove GROUP...`.
+`show`, `prove GROUP...` or `busy GROUP...`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
 test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
 leaves out a group whose digest is the committed one, says so, and runs a group of any other digest. `prove` runs single
 groups, logs each file of the repository that they and their processes read (tests/readlog/), and writes a digest only
-if the group covers all of these files.
+if the group covers all of these files. `busy` does the same beside a process that never rests, and notes each round in
+tests/busy.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from busy import spinning
 from provedgroups import GROUPS
 from testgroup import ROOT, Group, file_name
 
 __all__ = ["GROUPS", "ROOT", "Group"]
 FILE = ROOT / "tests" / "proved.json"
+ROUNDS = ROOT / "tests" / "busy.json"
 TARGETS = ("browsers", "types")
 """groups that a target of the Makefile of the same name checks"""
 
@@ -62,8 +67,9 @@ def write(names: Iterable[str] = tuple(GROUPS)) -> None:
     FILE.write_text(json.dumps({name: digests[name] for name in sorted(digests) if name in GROUPS}, indent=1) + "\n")
 
 
-def prove(*names: str) -> int:
-    """Run groups, one after the other, and note each that passes and covers what it reads. Return 1 if one does not."""
+def prove(*names: str, beside: bool = False) -> int:
+    """Run groups, one after the other, and note each that passes and covers what it reads. Return 1 if one does not.
+    beside: a process that never rests, and the rounds are noted."""
     failed = 0
     if not names or set(names) - set(GROUPS):
         print(f"Name one or more of these groups: {', '.join(GROUPS)}.", file=sys.stderr)
@@ -74,9 +80,13 @@ def prove(*names: str) -> int:
             paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]
             settings = {"PYTHONPATH": os.pathsep.join(paths), "KVLENS_READ_LOG": log, "KVLENS_READ_ROOT": str(ROOT)}
             command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-            ended = subprocess.run(
-                [*command, *map(str, group.files(ROOT))], cwd=ROOT, env=os.environ | settings, check=False
-            )
+            begun = time.monotonic()
+            with spinning() if beside else contextlib.nullcontext():
+                ended = subprocess.run(
+                    [*command, *map(str, group.files(ROOT))], cwd=ROOT, env=os.environ | settings, check=False
+                )
+            if beside:
+                note_round(name, group, ended.returncode == 0, time.monotonic() - begun)
             if name == "types" and not ended.returncode:
                 ended = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, check=False)
             read = files_read(Path(log))
@@ -88,6 +98,19 @@ def prove(*names: str) -> int:
         else:
             write([name])
     return failed
+
+
+def busy(*names: str) -> int:
+    """Run groups as `prove` does, beside a process that never rests."""
+    return prove(*names, beside=True)
+
+
+def note_round(name: str, group: Group, passed: bool, seconds: float) -> None:
+    """Append a round of a group to ROUNDS."""
+    rounds = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else []
+    today = datetime.now(UTC).date().isoformat()
+    row = {"group": name, "date": today, "files": len(group.files(ROOT)), "passed": passed, "seconds": round(seconds)}
+    ROUNDS.write_text("[\n" + ",\n".join(json.dumps(each) for each in [*rounds, row]) + "\n]\n")
 
 
 def files_read(log: Path) -> dict[Path, set[str]]:
@@ -118,5 +141,6 @@ if __name__ == "__main__":
         "write": write,
         "show": show,
         "prove": prove,
+        "busy": busy,
     }
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

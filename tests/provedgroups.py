@@ -43,8 +43,8 @@ CORE_UNIT = (
 WHOLE = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
-        *("architecture", "contributing", "docs_pages", "glossary", "import_lines", "packaging", "page_strings"),
-        *("proved", "readme", "release", "resolve", "vaguenames", "words"),
+        *("architecture", "contributing", "docs_pages", "glossary", "import_lines", "mutations", "packaging"),
+        *("page_strings", "proved", "readme", "release", "resolve", "vaguenames", "words"),
     )
 )
 """tests of the repository as a whole: its pages, its names, its packages; in no group"""
@@ -223,10 +223,14 @@ GROUPS["others"] = Group(
         "kvlens/**/*.js*",
         "kvlens/**/*.txt",
         "kvlens/**/*.xz",
+        "kvlens/py.typed",
         "benchmarks/*.py",
         "benchmarks/*.toml",
         "docs/*.md",
         "docs/evidence/*",
+        "LICENSE",
+        "package*.json",
+        "tests/presses/**/*.py",
         "tests/*/*.js*",
         "tests/*/*.py",
         "tests/*.sql",

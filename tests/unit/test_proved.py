@@ -167,9 +167,13 @@ def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
     assert proved.prove("blind") == 1
     assert proved.prove("whole") == 0
     assert set(json.loads(proved.FILE.read_text())) == {"whole"}
+    monkeypatch.setattr(proved, "ROUNDS", tmp_path / "tests" / "busy.json")
+    assert proved.busy("whole") == 0
     (tmp_path / "tests" / "read.txt").unlink()
-    assert proved.prove("whole") == 1
+    assert proved.busy("whole") == 1
     assert proved.proved() == set()
+    rounds = json.loads(proved.ROUNDS.read_text())
+    assert [(row["group"], row["files"], row["passed"]) for row in rounds] == [("whole", 1, True), ("whole", 1, False)]
 
 
 def test_processes_of_tests_log_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:

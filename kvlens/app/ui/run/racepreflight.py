@@ -40,8 +40,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
         likely_of(lane.model, lane.method, estimate, lane.against)
         for lane, estimate in zip(lanes, estimates, strict=True)
     ]
-    done = finished_phases(prompt, choice) & {"prefill", "surprisal"}
-    like = [lane if lane is None else lane.after(done) for lane in like]
+    phases = finished_phases(prompt, choice) & {"prefill", "surprisal"}
+    like = [lane if lane is None else lane.after(phases) for lane in like]
     limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with head:
         widgets.condition_line(condition_of(prompt, choice, estimates[0]["prompt_tokens"], limits))
