@@ -94,12 +94,10 @@ def _machine_of(provenance: dict[str, Any]) -> str:
 
 def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return what of `about` the trials themselves record: versions, machine and date of the last of them (`made`), and
-    how many each device made. {} where no trial records it."""
-    rows = [row for row in rows if "made" in row]
-    if not rows:
+    how many each device made, those that do not record it apart. {} where no trial records it."""
+    sources = [row.get("made") for row in rows]
+    recorded = [source for source in sources if source is not None]
+    if not recorded:
         return {}
-    machines = Counter(_machine_of(row["made"]) for row in rows)
-    return {
-        **max((row["made"] for row in rows), key=lambda source: str(source["date"])),
-        "trials_by_device": dict(machines),
-    }
+    machines = Counter("not recorded" if source is None else _machine_of(source) for source in sources)
+    return {**max(recorded, key=lambda source: str(source["date"])), "trials_by_device": dict(machines)}

@@ -162,13 +162,14 @@ def markdown(result: dict[str, Any]) -> str:
         )
     text += _by_kind(result.get("pooled", {}), shown)
     text += _shortfall(result.get("few", {}))
-    machine, parts = sentence["machine"], sentence.get("trials_by_device", {})
+    machine = sentence["machine"]
+    parts = [f"{name}: {n}" for name, n in sentence.get("trials_by_device", {}).items()]
     text += [
         "",
         f"Model {sentence['model']}, {sentence['length']} tokens, {measured_on(sentence)}, {machine['processor']}, "
         f"{machine['cores']} cores, "
         f"torch {sentence['torch']}, transformers {sentence['transformers']}."
-        + (f" Trials by machine: {'; '.join(f'{name}: {n}' for name, n in parts.items())}." if len(parts) > 1 else ""),
+        + (f" Prompts tried, by machine: {'; '.join(parts)}." if len(parts) > 1 else ""),
     ]
     return "\n".join(text) + "\n"
 
