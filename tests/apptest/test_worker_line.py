@@ -91,7 +91,7 @@ def test_the_estimate_counts_what_was_read_ahead_no_more(
     """When the reading ends, the page is drawn again with what is left."""
     monkeypatch.setattr(worker, "able", lambda: True)
     monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1))
-    phases = {"prefill": 8.0, "reference": 4.0, "place": 2.0, "decode": 1.0}
+    phases = {"load": 5.0, "prefill": 8.0, "reference": 4.0, "place": 2.0, "decode": 1.0}
     monkeypatch.setattr(preflight, "likely_of", lambda *figures: Likely(phases, 1000, 1, True))
 
     def seconds() -> list[str]:
@@ -104,8 +104,11 @@ def test_the_estimate_counts_what_was_read_ahead_no_more(
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(JobManager, "has_read", lambda manager, reads: asked.append(reads) or True)
     (after,) = seconds()
-    assert (float(before), float(after)) == (15.0, 3.0)
+    assert (float(before), float(after)) == (20.0, 3.0)
     assert asked
+    monkeypatch.setattr(warm, "status", lambda: None)
+    assert [float(text) for text in seconds()] == [8.0], "the model has to be loaded again"
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1))
     going = iter([True])  # when the page is drawn first; no more at the fragment's first look
     monkeypatch.setattr(JobManager, "reads_ahead", lambda manager: next(going, False))
     assert seconds() == [after]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command
-from kvlens.app.ui.common.warm import able
+from kvlens.app.ui.common.warm import able, warm
 from kvlens.models.find import files_of
 from kvlens.runs.request import READ_AHEAD
 
@@ -27,10 +27,12 @@ def reads(prompt: PromptChoice, choice: MethodChoice) -> tuple[object, ...]:
 
 
 def finished_phases(prompt: PromptChoice, choice: MethodChoice) -> frozenset[str]:
-    """Return the phases of the form's run that have been gone through: those of a reading that is at its end."""
+    """Return the phases of the form's run that have been gone through: those of a reading that is at its end. The
+    process that read keeps the model, while it is there."""
     if not manager().has_read(reads(prompt, choice)):
         return frozenset()
-    return frozenset(("prefill", "surprisal", "reference") if choice.against else ("prefill", "surprisal"))
+    loaded = ["load"] if warm.status() is not None else []
+    return frozenset(["prefill", "surprisal", *loaded, *(["reference"] if choice.against else [])])
 
 
 def read_ahead(prompt: PromptChoice, choice: MethodChoice, tokens: int | None) -> None:

@@ -40,7 +40,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
         likely_of(lane.model, lane.method, estimate, lane.against)
         for lane, estimate in zip(lanes, estimates, strict=True)
     ]
-    phases = finished_phases(prompt, choice) & {"prefill", "surprisal"}
+    phases = finished_phases(prompt, choice) & {"load", "prefill", "surprisal"}
     like = [lane if lane is None else lane.after(phases) for lane in like]
     limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with head:
