@@ -9,17 +9,16 @@ is not interrupted.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TypeVar
+
+from kvlens.interrupts import arrive, throw
 
 T = TypeVar("T")
 VARIABLE = "KVLENS_HOOK_SECONDS"
@@ -93,7 +92,7 @@ class Watch:
             self.running = False
         if self.strikes:
             try:  # noqa: SIM105 - suppress() is a function too, so it would arrive there
-                _arrive()
+                arrive()
             except Hang:
                 pass
 
@@ -108,7 +107,7 @@ class Watch:
                 return
             self.strikes += 1
             if self.strikes <= TRIES:
-                _throw(self.thread, Hang)
+                throw(self.thread, Hang)
                 return
             self.running = False
         if self.give_up is not None:
@@ -181,51 +180,6 @@ def _keep(watch: Watch) -> None:
         watch.kept_by = _keeper.thread
 
 
-def _arrive() -> None:
-    """Do nothing: an exception that waits for this thread is raised when a function begins."""
-
-
-def _throw(thread: int, error: type[BaseException]) -> None:
-    """Raise `error` in a thread."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
-    if thread == threading.main_thread().ident and signal.getsignal(signal.SIGURG) is _wake:
-        with suppress(OSError):
-            signal.pthread_kill(thread, signal.SIGURG)
-    _settle()
-
-
-class _Settled(BaseException):
-    """Raised in a thread that throws something into another one, and caught there."""
-
-
-def _settle() -> None:
-    """Take back the flag by which the interpreter tells that some thread is to raise something; a thread that wakes
-    raises it again for itself. One that sleeps for ever would leave it: in CPython 3.11 every thread that is traced or
-    profiled then stands still where its next function begins."""
-    with suppress(_Settled):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Settled))
-        _arrive()
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    """Run as a handler of a signal: the exception arrives here."""
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Hang end system calls of the main thread in the block. It changes nothing in other threads, and where the
-    signal has a handler of somebody else."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGURG, _wake)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGURG, signal.SIG_DFL)
-
-
 def end_process(sentence: Callable[[str, str], object]) -> None:
     """Let this process, a command's, end with a sentence on a call that cannot be interrupted. sentence: of the owner
     and the name of the call."""
@@ -256,6 +210,6 @@ def within(seconds: float | None, name: str, work: Callable[[], T]) -> T:
         raise errors[0]
     if not answers:
         if thread.ident is not None:
-            _throw(thread.ident, Hang)
+            throw(thread.ident, Hang)
         raise Hang
     return answers[0]

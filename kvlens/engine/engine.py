@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvlens import hangs, interrupts
+from kvlens import interrupts
 from kvlens.budget import Budget
 from kvlens.engine.batch import Seat
 from kvlens.engine.comparison import Reference
@@ -116,7 +116,7 @@ class Engine:
 
     @torch.inference_mode()
     @interrupts.watched()
-    @hangs.interruptible()
+    @interrupts.interruptible()
     def rehearse(
         self,
         prompt: Prompt,
@@ -153,7 +153,7 @@ class Engine:
 
     @torch.inference_mode()
     @interrupts.watched()
-    @hangs.interruptible()
+    @interrupts.interruptible()
     def run(
         self,
         prompt: Prompt,

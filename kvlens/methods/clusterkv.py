@@ -57,7 +57,8 @@ class ClusterKVParameters(TokenRetrievalParameters):
         """Clusters are a 13th of the budget's tokens, as 80 of 1,024 in the paper, which is the most. They are larger
         where the centroids would take more of the budget than in the paper, a fifth of it (32,768 tokens, a centroid
         as large as half a token's KV). Ours: decoded tokens wait until they are an eighth of the budget, in whole pages
-        of 16, 320 at most; as many of the two dense layers as a quarter of the budget holds."""
+        of 16, 320 at most; sinks are a 32nd of the budget, 4 to 16; as many of the two dense layers as a quarter of the
+        budget holds."""
         whole = prompt_tokens + max_new
         room = tokens_within(shape, budget_bytes, whole)
         cluster = max(room / 13, whole / 2 / (max(room, 1) / 5))

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, interruptible, limit
+from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, limit
+from kvlens.interrupts import interruptible
 from kvlens.text.units import time_limit
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ class KIVIParameters:
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """The residual is one eighth of the prompt in whole groups of 32, 128 at most (the paper's, for 4,096 tokens
-        and more), and one group at least; one group where the budget is below a quarter of full KV. Two bits: fewer
+        """The residual is one eighth of the prompt in whole groups of 32, the paper's 128 at most, and one group at
+        least; one group where the budget is below a quarter of full KV. Two bits: fewer
         bytes than these cannot be had, whatever the budget. Ours."""
         share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
         groups = (prompt_tokens + 1) // 256 if share >= 0.25 else 1

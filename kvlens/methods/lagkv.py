@@ -60,8 +60,8 @@ class LagKV(PromptEviction):
     title = "LagKV"
     paper = "Liang et al., LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important, 2025"
     summary = (
-        "drops prompt tokens once, when prefill ends: each partition keeps the keys and values that differ most from "
-        "the range of the next partition"
+        "drops prompt tokens once, when prefill ends: each partition keeps the tokens whose channels, scaled by their "
+        "range in the next partition, spread most"
     )
     Parameters = LagKVParameters
     presets = {"paper": {}, "demo": {"sinks": 4, "lag": 16}}  # noqa: RUF012

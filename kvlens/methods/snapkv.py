@@ -44,8 +44,8 @@ class SnapKVParameters(PromptEvictionParameters):
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """The window is a 32nd of the kept tokens, as 32 of 1,024 in the paper (sec. 5.2); 8 at least (ours: fewer
-        queries rank poorly) and the paper's 32 at most. As many prompt tokens as the byte budget holds."""
+        """The window is a 32nd of the kept tokens, as 32 of 1,024 in SnapKV's paper (sec. 5.2); 8 at least (ours: fewer
+        queries rank poorly) and SnapKV's 32 at most. As many prompt tokens as the byte budget holds."""
         kept_tokens = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
         return {"window": clamp(kept_tokens / 32, 8, 32), "tokens": 0}
 

@@ -67,7 +67,8 @@ class TidalDecode(ReadOnDevice):
         "Yang et al., TidalDecode: Fast and Accurate LLM Decoding with Position Persistent Sparse Attention, ICLR 2025"
     )
     summary = (
-        "keeps every token on the device; two layers read all of them and choose the positions that later layers read"
+        "keeps every token on the device; two layers, and those before the first of them, read all; the two choose "
+        "what later layers read"
     )
     Parameters = TidalDecodeParameters
     presets = {"paper": {}, "demo": {"tokens": 64, "select_layer": 1, "reselect_layer": 2}}  # noqa: RUF012

@@ -153,7 +153,7 @@ EVENTS = {
     "kind": Column(
         "",
         "span_open, zoom_in, zoom_out, recall, prefetch, correction, offload, evict, thin, release, "
-        "refused, part, kept, hold or drop",
+        "refused, part, kept, hold, drop or rewrite",
     ),
     "span": Column(ID, "span that the event is about; NaN: none"),
     "value": Column(

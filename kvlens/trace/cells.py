@@ -34,7 +34,7 @@ class Values:
     """bool [items]: integers above 64 bits with a sign, which are 0 here"""
 
     @classmethod
-    def of(cls, array: pa.Array, column: Column) -> Values | None:
+    def from_array(cls, array: pa.Array, column: Column) -> Values | None:
         """Return the values of a column as it was read; None: it has another type."""
         if column.kind not in LISTS:
             cast = _cast(array, column.kind)

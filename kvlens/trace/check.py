@@ -90,7 +90,7 @@ def _check_table(name: str, held: Loaded, sizes: dict[str, int]) -> tuple[list[F
             elif rule.required:  # a writer of no rows does not know the type
                 arrays[column] = no_values(rule)
             continue
-        values = Values.of(held.table[column].combine_chunks(), rule)
+        values = Values.from_array(held.table[column].combine_chunks(), rule)
         if values is None:
             kind = str(held.table.schema.field(column).type)
             faults.append(Fault("wrong_type", name, column, rule=rule.kind, value=kind))

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from kvlens import methods
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.quality import QualityRequest, measure, summarise
 from kvlens.lab.bench.quality import collect as collected
 from kvlens.lab.bench.qualitypage import ORDER, document, markdown
+from kvlens.lab.bench.trials import settings
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.names import measured_on
 from kvlens.statistics import wilson
@@ -299,3 +301,17 @@ def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> N
     page = document([], [one, other])
     assert headings(page) == [f"{about}: at {', '.join(request['budgets'])}", f"{about}: at 5%, 40%"]
     assert page.count(UNASKED) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "rule"),
+    [
+        ("snapkv", "20%", ({}, "resident bytes")),
+        ("quest", "20%", ({"keep": 0.2}, "attended tokens")),
+        ("quest", "100%", ({}, "none")),
+        ("magicpig", "20%", ({}, "none")),
+        ("full", "", ({}, "none")),
+    ],
+)
+def test_a_budget_holds_a_method_by_the_rule_that_it_has(method: str, budget: str, rule: tuple[object, str]) -> None:
+    assert settings(methods.get(method), "smollm2", budget)[1:] == rule

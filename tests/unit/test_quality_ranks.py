@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlens.app.figures.quality import table
-from kvlens.app.figures.qualityranks import ATTENDED, ranked
+from kvlens.app.figures.qualityranks import ATTENDED, FREE, ranked
 
 
 def line(method: str, budget: str, exact: float | None, rule: str = "resident bytes", task: str = "needle") -> Any:
@@ -44,6 +44,12 @@ def test_the_best_at_the_largest_budget_stands_first() -> None:
     figure = ranked(table(LINES), TITLES)
     best_last = figure.layout.yaxis.categoryarray
     assert list(best_last[::-1]) == ["FullKV", "FreeKV", "Quest *", "SnapKV", "H2O"]
+
+
+def test_a_method_that_nothing_holds_to_the_budget_is_marked() -> None:
+    figure = ranked(table([*LINES, line("magicpig", "20%", 0.93, FREE)]), TITLES | {"magicpig": "MagicPIG"})
+    assert "MagicPIG †" in figure.layout.yaxis.categoryarray
+    assert "FullKV" in figure.layout.yaxis.categoryarray
 
 
 def test_every_trial_has_its_point_and_its_interval() -> None:

@@ -23,11 +23,14 @@ NO_LIMIT = "no limit"
 REFUSED = -0.001
 ATTENDED = "attended tokens"
 """the rule of methods that are not held to resident bytes"""
+FREE = "none"
+"""the rule of full KV, and of methods that keep every token and take no share of them"""
 
 
 def ranked(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
     """Exact match with 95 % Wilson intervals: a panel per task, a row per method in its family's colour, a symbol per
-    budget; * behind a method that keeps every token on the device and was held to that share of attended tokens.
+    budget; * behind a method that keeps every token on the device and was held to that share of attended tokens, †
+    behind one that keeps every token and was held to nothing.
     A budget at which every prompt was infeasible is a cross at 0. frame: as kvlens.app.figures.quality.table makes
     it."""
     titles = _labels(frame, titles)
@@ -53,9 +56,9 @@ def ranked(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
 
 def _labels(frame: pd.DataFrame, titles: dict[str, str]) -> dict[str, str]:
     held = set(frame.loc[frame["rule"] == ATTENDED, "method"])
-    return {
-        name: f"{title} *" if name in held else title for name, title in arm_titles(titles, frame["method"]).items()
-    }
+    free = set(frame.loc[(frame["rule"] == FREE) & frame["budget"].fillna("").ne(""), "method"])
+    signs = dict.fromkeys(free, " †") | dict.fromkeys(held, " *")
+    return {name: title + signs.get(name, "") for name, title in arm_titles(titles, frame["method"]).items()}
 
 
 def _points(

@@ -129,12 +129,12 @@ def collect(request: ExplainRequest, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _table(request: ExplainRequest, names: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    about_all = about(names, request.model) | _said(request)
+    about_all = about(names, request.model) | _describe(request)
     lines = list(summarise(rows, request.points))
     return {"about": about_all, "lines": lines, "pooled": pooled(rows), "few": shortfalls(rows)}
 
 
-def _said(request: ExplainRequest) -> dict[str, Any]:
+def _describe(request: ExplainRequest) -> dict[str, Any]:
     return {
         "model": request.model,
         "length": request.length,
@@ -160,7 +160,7 @@ def explain_trial(
     try:
         results = chosen(engine, prompt, method, row, budget, options)
         row |= arm(results, row)
-        reference = (references or References(engine, prompts)).of(trial, options)
+        reference = (references or References(engine, prompts)).find(trial, options)
         if reference is None:
             return row
         case = Case(engine, prompt, prompts.read(trial, method), request, trial, results, budget, options)

@@ -45,7 +45,7 @@ class References:
         self._key: tuple[Any, ...] | None = None
         self._reference: Reference | None = None
 
-    def of(self, trial: Trial, options: Options) -> Reference | None:
+    def find(self, trial: Trial, options: Options) -> Reference | None:
         """Return full KV's run of the trial's prompt, None if full KV does not give the answer."""
         if self._key != (trial.prompt, options):
             self._reference, self._key = self._run(trial, options), (trial.prompt, options)

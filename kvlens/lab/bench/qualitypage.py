@@ -30,17 +30,18 @@ then says what it needs.
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
 refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
-share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's (`paper`, or
-`defaults` of a method without presets), or `fit`, the paper's proportions at this length and budget, where the paper's
-do not fit. *Exact match* of the answer with the 95 % Wilson interval and the number of prompts; a list counts when all
-eight entries are right. *Coverage*: share of full attention's mass on tokens attended exactly, mean over steps, layers
-and query heads (rebuilt tokens and summaries do not count). *Selection recall*: of the k tokens with most of full
-attention's mass, the share that was attended in any form but a summary, k being how many tokens the query head
-attended, mean over the same; k tokens chosen at random would reach k's share of the prompt. *Attended*: entries in the
-softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
-*Resident*: peak, as budgets count it. *Read*: bytes that a step reads, its attended keys and values, summaries and
-index, as a share of full KV, mean over steps; what a kernel reads that skips the rest. These columns are means over the
-tasks, weighted by prompts; —: not measured when the row was made. What no row of a table has is left out of it.
+share of *attended* tokens instead (`keep`); one that has no such parameter is held to nothing. *Preset*: whose
+numbers the method ran with: the paper's (`paper`, or `defaults` of a method without presets), or `fit`, the paper's
+proportions at this length and budget, where the paper's do not fit. *Exact match* of the answer with the 95 % Wilson
+interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of full
+attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do
+not count). *Selection recall*: of the k tokens with most of full attention's mass, the share that was attended in any
+form but a summary, k being how many tokens the query head attended, mean over the same; k tokens chosen at random
+would reach k's share of the prompt. *Attended*: entries in the softmax that are tokens, share of the prompt, per KV
+head: where its query heads read different tokens, all of them. *Resident*: peak, as budgets count it. *Read*: bytes
+that a step reads, its attended keys and values, summaries and index, as a share of full KV, mean over steps; what a
+kernel reads that skips the rest. These columns are means over the tasks, weighted by prompts; —: not measured when
+the row was made. What no row of a table has is left out of it.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
@@ -157,7 +158,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
         f"{ORDER[request.get('question', 'in')]}, {measured_on(about)}, "
         f"{machine['processor']}, {machine['cores']} cores, torch {about['torch']}, "
-        f"transformers {about['transformers']}.{_variants_measured(result)}",
+        f"transformers {about['transformers']}.{_variants_measured(result)}"
+        + (f" Amended {about['amended']}." if "amended" in about else ""),
     ]
     return "\n".join(text) + "\n"
 
@@ -198,7 +200,7 @@ def _with_formats(
 def _limit(budget: str, by_task: dict[str, dict[str, Any]]) -> str:
     if any(line["rule"] == "attended tokens" for line in by_task.values()):
         return f"{budget} of attended tokens"
-    return budget or "none"
+    return "none" if all(line["rule"] == "none" for line in by_task.values()) else budget
 
 
 def _preset(by_task: dict[str, dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
 from kvlens.lab.results.names import measured_on, table_name
+from kvlens.runs.memory import attended_share
 
 MEANT = """
 No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
@@ -69,7 +70,9 @@ def markdown(result: dict[str, Any]) -> str:
 def _cells(line: dict[str, Any], request: dict[str, Any], presets: dict[str, str | None]) -> list[str]:
     title = table_name(line["method"], line["presets"])
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
-    held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
+    keeps_all = methods.get(line["method"]).keeps_all
+    is_share = attended_share(line["method"], line["budget"] or None, {}) is not None
+    held = f"{line['budget']} of attended tokens" if is_share else "none" if keeps_all else line["budget"]
     cells = [name, held if line["budget"] else "none", ", ".join(line["presets"])]
     if not line["n"]:
         short = line["smallest_feasible"]

@@ -14,6 +14,7 @@ from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.methods import calibration
 from kvlens.methods.base import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose, with_changes
+from kvlens.runs.memory import SHARE, attended_share
 from kvlens.runs.request import default_preset
 from kvlens.studies.means import Means
 from kvlens.tasks import TaskPrompt
@@ -25,15 +26,15 @@ NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:
     """(preset, overrides, rule) by which a method is held to a share of full KV. Methods that keep every token on the
-    device are held to a share of attended tokens instead, where they have a parameter `keep` for it. FullKV is held to
-    nothing, nor are they at 100 %: that is no limit, as in runs (kvlens.runs.memory)."""
+    device are held to a share of attended tokens instead, where they have a parameter `keep` for it. The others, FullKV
+    among them, are held to nothing, nor are those at 100 %: that is no limit, as in runs (kvlens.runs.memory)."""
     preset = default_preset(method.name, model)
     if not budget:
         return preset, {}, "none"
     if not method.keeps_all:
         return preset, {}, "resident bytes"
-    share = Budget.parse(budget).amount
-    return (preset, {"keep": share}, "attended tokens") if share < 1 else (preset, {}, "none")
+    share = attended_share(method.name, budget, {})
+    return (preset, {}, "none") if share is None else (preset, {SHARE: share}, "attended tokens")
 
 
 def header(trial: Trial, model: str) -> dict[str, Any]:

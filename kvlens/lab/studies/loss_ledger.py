@@ -76,7 +76,7 @@ class Ledgers:
         row = header(trial, self.engine.loaded.name) | {"lost": False, "right": None}
         prompt = self.prompts.prompt(trial)
         options = Options(max_new=tasks.get(trial.task).new_tokens)
-        reference = self.references.of(trial, options)
+        reference = self.references.find(trial, options)
         if reference is None:
             return row | {"full": "wrong"}
         end = answer_end(self.engine.loaded, prompt, reference, len(prompt.asked), True)
@@ -133,7 +133,7 @@ class Ledgers:
         row |= {"method": FRONTIER, "lost": False}
         prompt = self.prompts.prompt(trial)
         options = Options(max_new=tasks.get(trial.task).new_tokens)
-        reference = self.references.of(trial, options)
+        reference = self.references.find(trial, options)
         if reference is None:
             return row | {"full": "wrong"}
         full, read = methods.get("full"), self.prompts.read(trial)

@@ -129,7 +129,7 @@ def measure(
             usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
             options = Options(max_new=12, planned=64)
             case = Case(engine, prompt, result.read(trial, method), request, trial, usual, limit, options)
-            reference = references.of(trial, options)
+            reference = references.find(trial, options)
             if reference is None:
                 continue
             mapping[name]["n"] += 1

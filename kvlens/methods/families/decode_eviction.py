@@ -47,8 +47,8 @@ class DecodeEvictionParameters:
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """A bag of as many places as the byte budget holds (ours: papers give tokens); what is protected in it keeps
-        the paper's proportion."""
+        """A bag of as many places as the byte budget holds (ours: papers give tokens). What is protected stays as the
+        parameters say."""
         return {"tokens": 0}
 
 

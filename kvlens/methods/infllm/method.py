@@ -63,8 +63,8 @@ class InfLLMParameters(ColdPagesParameters):
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """One in 32 tokens of a block represents it, as in the paper. Ours, since it bounds no bytes: blocks are the
         largest of 128 (the paper's), 64, 32 and 16 tokens of which four find room, else those of which most do; of what
-        their representatives leave, a quarter is the window and a 32nd the first tokens, as 128 of 4,096 in the paper;
-        all blocks on the device are attended."""
+        their representatives leave, a quarter is the window and a 32nd the first tokens (in the paper first
+        tokens are a 32nd of the window); all blocks on the device are attended."""
         room, whole = tokens_within(shape, budget_bytes, prompt_tokens + max_new), prompt_tokens + max_new
 
         def beside(page: int) -> float:

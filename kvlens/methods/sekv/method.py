@@ -53,8 +53,8 @@ class SeKV(Method):
     )
     summary = (
         "cuts the prompt where tokens surprise, keeps those tokens and one coarse entry per span on the "
-        "device, the spans as "
-        "low-rank factors in host memory, and brings back the ones a query head asks for"
+        "device, the spans in host memory (as low-rank factors where these are smaller), and brings back the ones a "
+        "query head asks for"
     )
     segmenters = SEGMENTERS
     calibrations = (ROUTER, HEADS)

@@ -58,7 +58,7 @@ class SentenceKVParameters:
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """First and newest tokens are each a 32nd of the budget, as 32 of 1,024 in the paper, 4 and 16 at least (ours:
         fewer queries choose poorly). Ours, since it bounds no bytes: a mark ends a sentence of at least a 16th of the
-        budget's tokens, 4 to 16, and four times as many are a sentence without a mark."""
+        budget's tokens, 4 to 12, and four times as many are a sentence without a mark."""
         room = tokens_within(shape, budget_bytes, prompt_tokens + max_new)
         shortest = clamp(room / 16, 4, 12)
         return {

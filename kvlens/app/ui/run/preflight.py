@@ -90,7 +90,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
         facts = (
             ("Prompt", _tokens(figures["prompt_tokens"])),
             ("Full KV at the end", _bytes(figures["full_kv_bytes"])),
-            ("Budget", budget_said(figures)),
+            ("Budget", budget_phrase(figures)),
             ("Least this method needs" if exact else "It needs, by estimate", _bytes(figures["min_budget_bytes"])),
             ("Trace on disk", _bytes(figures["trace_bytes"] if like is None else like.trace_bytes)),
         )
@@ -209,7 +209,7 @@ def limit_of(method: str, budget: str | None, figures: dict[str, Any]) -> str:
     return asked_limit(method, figures["config"] or {}, budget)
 
 
-def budget_said(figures: dict[str, Any]) -> str:
+def budget_phrase(figures: dict[str, Any]) -> str:
     """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
     if figures["full_kv_bytes"] is None:
         return "unknown"

@@ -14,7 +14,7 @@ from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import PLACING, Likely
 from kvlens.app.ui.common.readahead import finished_phases
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
-from kvlens.app.ui.run.preflight import LEAST_S, budget_said, condition_of, estimated, likely_of, limit_of
+from kvlens.app.ui.run.preflight import LEAST_S, budget_phrase, condition_of, estimated, likely_of, limit_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
@@ -98,7 +98,7 @@ def _row(lane: RunRequest, estimate: dict[str, Any], like: Likely | None) -> dic
     return {
         "method": _title(lane, estimate),
         "preset": estimate["preset"] or "",
-        "held to": (attends_by(lane.method, estimate["config"]) if has_tokens else None) or budget_said(estimate),
+        "held to": (attends_by(lane.method, estimate["config"]) if has_tokens else None) or budget_phrase(estimate),
         "least it needs": size(estimate["min_budget_bytes"]),
         "will run": WILL[estimate["feasible"]] if has_tokens else "unknown",
         "trace on disk": size(estimate["trace_bytes"] if like is None else like.trace_bytes),
