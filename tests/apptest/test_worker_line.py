@@ -109,9 +109,15 @@ def test_the_estimate_counts_what_was_read_ahead_no_more(
     monkeypatch.setattr(warm, "status", lambda: None)
     assert [float(text) for text in seconds()] == [8.0], "the model has to be loaded again"
     monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1))
-    going = iter([True])  # when the page is drawn first; no more at the fragment's first look
-    monkeypatch.setattr(JobManager, "reads_ahead", lambda manager: next(going, False))
-    assert seconds() == [after]
+    looks: list[bool] = []  # the reading goes on when the page is drawn first, and has ended at the line's first look
+
+    def reads_ahead(manager: JobManager) -> bool:
+        looks.append(not looks)
+        return looks[-1]
+
+    monkeypatch.setattr(JobManager, "reads_ahead", reads_ahead)
+    monkeypatch.setattr(JobManager, "has_read", lambda manager, reads: bool(looks))
+    assert seconds() == [after], "the page was drawn again"
 
 
 def test_a_changed_form_has_its_prompt_read(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ def show_quality(model: str | None) -> None:
             f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}. Bars "
             "are 95 % Wilson intervals. Budgets are shares of full KV in float32 on the device. Papers count 16-bit "
             "KV: their shares have a column of their own. A method that keeps every token (*) attends that share of "
-            "its tokens; one that takes no share (†) is held to nothing. Slot tables, a method's index and generated "
-            "tokens count too, so shares can pass 100 %. "
+            "its tokens; one without a parameter for a share (†) is held to nothing. Slot tables, a method's index and "
+            "generated tokens count too, so shares can pass 100 %. "
             f"Measured {where(about)}."
         )
     )
