@@ -32,6 +32,7 @@ class ArkValeParameters(ColdPagesParameters):
         symbol="c",
     )
     top: float = param(0.5, "share of the tokens on the device that must be the best ones: these are recalled")
+    most_best: int = param(1280, "tokens of best pages at most; 0: no bound", symbol="C")
     sinks: int = param(64, "first tokens always attended (the authors' two pages)")
     window: int = param(64, "newest tokens always attended (the authors' two pages)")
     page: int = param(32, "tokens per page")
@@ -58,6 +59,8 @@ class ArkValeParameters(ColdPagesParameters):
         super().__post_init__()
         if not 0 < self.top <= 1:
             raise ValueError("top must lie above 0 and at most at 1.")
+        if self.most_best < 0:
+            raise ValueError("most_best must be at least 0.")
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
@@ -153,7 +156,8 @@ class ArkVale(HostPageRetrieval):
         assert self._plan is not None
         params, room, resident = self.params, self._plan.recall, self._resident[at]
         always = (params.sinks + params.window) / params.page
-        top = best(score, min(room, max(1, int(params.top * (room + always) - always))))
+        most = params.most_best / params.page if params.most_best else float("inf")
+        top = best(score, min(room, max(1, int(min(params.top * (room + always), most) - always))))
         residents = best(score.masked_fill(~resident | marked(top, resident), float("-inf")), room - top.shape[1])
         pages = torch.cat((top, residents), 1)
         self._resident[at] = marked(pages, resident)

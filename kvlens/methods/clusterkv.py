@@ -84,8 +84,8 @@ class ClusterKV(TokenRetrieval):
     title = "ClusterKV"
     paper = "Liu et al., ClusterKV: Manipulating LLM KV Cache in Semantic Space for Recallable Compression, DAC 2025"
     summary = (
-        "keeps every token in host memory and, on the device, the centroids of clusters of keys; brings the tokens of "
-        "the clusters nearest to the query"
+        "keeps all but the newest tokens in host memory and, on the device, the centroids of clusters of keys; brings "
+        "the tokens of the clusters nearest to the query"
     )
     Parameters = ClusterKVParameters
     presets = {  # noqa: RUF012

@@ -28,7 +28,7 @@ class FinchParameters(PromptEvictionParameters):
         16, "last prompt tokens, kept without a comparison; their queries choose where no question is known", ours=True
     )
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
-    chunk: int = param(512, "tokens of a chunk; each keeps the same share of its tokens", symbol="m")
+    chunk: int = param(512, "tokens of a chunk; each keeps the same share of its tokens, as in kvpress", symbol="m")
     normalised: bool = param(True, "multiply a query's attention by the number of tokens that it sees")
     closed: bool = param(True, "see what stays as if it were side by side; off: at its own positions")
 
@@ -45,9 +45,11 @@ class Finch(PromptEviction):
     best tokens, the same share of each. Keys are then seen as if they were side by side (paper: prompt-guided
     compression, chunk by chunk, with new positions). A known question stays before any of the context does.
 
-    Departures: the prompt is read once, as a whole. The paper reads a chunk at a time over what it kept of the chunks
-    before, the question behind each. Of a question longer than 128 tokens the last 128 choose. Where no question is
-    known, the last tokens of the prompt choose.
+    Departures: the prompt is read once, as a whole, and each chunk keeps the same share, as in kvpress. The authors'
+    code reads a chunk at a time behind what it kept of the chunks before, the question behind it, and lets both
+    compete; it keeps one set of tokens for all KV heads of a layer, here each KV head has its own; it drops the
+    question's keys and reads the question again over what stayed. Of a question longer than 128 tokens the last 128
+    choose. Where no question is known, the last tokens of the prompt choose.
     """
 
     name = "finch"
@@ -59,6 +61,7 @@ class Finch(PromptEviction):
     Parameters = FinchParameters
     presets = {"paper": {}, "demo": {"window": 8, "chunk": 128}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED)
+    ranks_parts = True
     static_ready = False
     """a static step sees keys where they are"""
     params: FinchParameters
@@ -89,10 +92,10 @@ class Finch(PromptEviction):
         paid = window.paid(queries, keys)[..., :end]
         if p.normalised:
             paid = paid * torch.arange(n - count + 1, n + 1, device=paid.device)[:, None]
-        places = within_chunks(window.grouped(paid.mean(1), shape.group, "mean"), p.chunk)
-        if question is not None:
-            places[:, question:] += 1  # before all of the context
-        return places
+        score = window.grouped(paid.mean(1), shape.group, "mean")
+        cut = end if question is None else min(question, end)
+        # A known question is no part of any chunk, and comes before all of the context.
+        return torch.cat([within_chunks(score[:, :cut], p.chunk), torch.full_like(score[:, cut:], 2.0)], -1)
 
 
 def within_chunks(score: torch.Tensor, chunk: int) -> torch.Tensor:

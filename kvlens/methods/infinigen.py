@@ -32,8 +32,9 @@ class InfiniGenParameters(TokenRetrievalParameters):
         True, "estimate with the input of the layer before; off: with the layer's own query, and wait (comparison)"
     )
     dense_layers: int = param(
-        1,
-        "first layers that keep every token; 0: the first, which no layer precedes, asks with its own query and waits",
+        2,
+        "first layers that keep every token (the authors' code); 0: the first, which no layer precedes, asks with its "
+        "own query and waits",
     )
     sinks: int = param(0, "first tokens always attended; the paper has none", ours=True)
     window: int = param(16, "newest tokens always attended, until their page is full; the paper has none", ours=True)
@@ -46,13 +47,13 @@ class InfiniGenParameters(TokenRetrievalParameters):
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """The share of a key's dimensions is eight tenths of the budget's share of full KV, and the paper's fifth at
-        most: the device then spends at most four tenths of the budget on estimates. The first layer keeps every token,
-        as in the paper, where that takes at most a quarter of the budget. The window is a hundredth of the prompt in
-        whole pages of 16. Ours: the paper bounds no bytes."""
+        most: the device then spends at most four tenths of the budget on estimates. As many of the authors' two dense
+        layers as a quarter of the budget holds. The window is a hundredth of the prompt in whole pages of 16. Ours:
+        the paper bounds no bytes."""
         share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
         return {
             "partial": round(min(0.2, 0.8 * share), 4),
-            "dense_layers": int(1 / shape.layers <= 0.25 * share),
+            "dense_layers": min(2, int(0.25 * share * shape.layers)),
             "window": 16 * max(1, (prompt_tokens + 1) // 1600),
         }
 
@@ -72,8 +73,8 @@ class InfiniGen(TurnedKeys):
     title = "InfiniGen"
     paper = "Lee et al., InfiniGen: Efficient Generative Inference of LLMs with Dynamic KV Cache Management, OSDI 2024"
     summary = (
-        "keeps every token in host memory and a few turned key dimensions of it on the device; brings, while a layer "
-        "runs, the tokens that the next one is foreseen to need"
+        "keeps all but the newest tokens in host memory and few turned key dimensions of each on the device; brings, "
+        "while a layer runs, the tokens that the next one is foreseen to need"
     )
     Parameters = InfiniGenParameters
     presets = {"paper": {}, "demo": {"partial": 0.125, "dense_layers": 0}}  # noqa: RUF012

@@ -67,6 +67,7 @@ class LagKV(PromptEviction):
     presets = {"paper": {}, "demo": {"sinks": 4, "lag": 16}}  # noqa: RUF012
     needs = Needs()
     partial_ranking = True
+    ranks_parts = True
     params: LagKVParameters
 
     def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:

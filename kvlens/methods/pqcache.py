@@ -78,8 +78,8 @@ class PQCache(TokenRetrieval):
     title = "PQCache"
     paper = "Zhang et al., PQCache: Product Quantization-based KVCache for Long Context LLM Inference, SIGMOD 2025"
     summary = (
-        "keeps every token in host memory and a code of a few bits per key on the device; brings the tokens whose "
-        "coded keys score highest"
+        "keeps all but the newest tokens in host memory and a code of a few bits per key on the device; brings the "
+        "tokens whose coded keys score highest"
     )
     Parameters = PQCacheParameters
     presets = {"paper": {"tokens": 32 + 800 + 800}, "demo": {"sinks": 4, "window": 24, "bits": 4}}  # noqa: RUF012

@@ -102,10 +102,10 @@ class RetroInfer(ClusterEntries):
 
     name = "retroinfer"
     title = "RetroInfer"
-    paper = "Chen et al., RetroInfer: A Vector-Storage Approach for Scalable Long-Context LLM Inference, VLDB 2025"
+    paper = "Chen et al., RetroInfer: A Vector Storage Engine for Scalable Long-Context LLM Inference, PVLDB 19, 2026"
     summary = (
-        "keeps every token in host memory and, on the device, an entry for each cluster of keys; brings the tokens of "
-        "the best clusters and estimates the next ones by their entries"
+        "keeps all but the newest tokens in host memory and, on the device, an entry for each cluster of keys; brings "
+        "the tokens of the best clusters and estimates the next ones by their entries"
     )
     Parameters = RetroInferParameters
     presets = {  # noqa: RUF012

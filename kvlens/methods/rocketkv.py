@@ -96,8 +96,8 @@ class Stages:
 
 
 class RocketKV(SnapKV):
-    """Two stages (paper sec. 3). First as SnapKV, with a pooling of 63 and one set per KV head: of N tokens, the
-    prompt's and the answer's, N / c^alpha stay, c = N / B and alpha = min(.2 + .06 log2 c, .8) (sec. 3.4). Then, at
+    """Two stages (paper sec. 3). First as SnapKV, summed over the group and then pooled over 63 positions: of N tokens,
+    the prompt's and the answer's, N / c^alpha stay, c = N / B and alpha = min(.2 + .06 log2 c, .8) (sec. 3.4). Then, at
     every step, with c_2 = kept / B: chunks of e = min(floor c_2, ceil sqrt c_2) neighbours among what is left are
     ranked by the extremes of their keys in the r = D e / c_2 components in which the group's |q| is largest, the
     maximum where the group's q is positive in sum; softmax(q_r . extremes / sqrt(D |q_r|_1 / |q|_1)) over tokens,
@@ -122,6 +122,12 @@ class RocketKV(SnapKV):
         "stages": "prompt tokens kept per KV head, tokens of a chunk, components it is ranked by, tokens attended"
     }
     params: RocketKVParameters
+
+    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        from kvlens.methods.families import window_attention as window
+
+        received = window.received(*self.observed(prompt, layer, before))
+        return window.pooled(window.grouped(received, self.context.shape.group, self.params.group), *self.pooling)
 
     # --------------------------------------------------------------------------------------------------------- how many
     @classmethod

@@ -82,8 +82,18 @@ class SnapKV(PromptEviction):
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         from kvlens.methods.families import window_attention as window
 
-        p, shape = self.params, self.context.shape
-        peeked = prompt.peeked if p.peek else None
+        received = window.received(*self.observed(prompt, layer, before))
+        return window.grouped(window.pooled(received, *self.pooling), self.context.shape.group, self.params.group)
+
+    def observed(self, prompt: Prefilled, layer: int, before: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the window's queries [Hq, w, D] and the keys [Hq, n, D] that each of them sees."""
+        from kvlens.methods.families import window_attention as window
+
+        shape, peeked = self.context.shape, prompt.peeked if self.params.peek else None
         inside = self.context.prompt_tokens - before
-        observed: Any = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
-        return window.grouped(window.pooled(window.received(*observed), p.kernel, p.pool), shape.group, p.group)
+        return window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
+
+    @property
+    def pooling(self) -> tuple[int, str]:
+        """Positions that a score is pooled over, and how."""
+        return self.params.kernel, self.params.pool

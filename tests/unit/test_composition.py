@@ -68,8 +68,12 @@ def stays(model: Any, ids: Any, name: str, **settings: Any) -> tuple[Any, list[l
         Generation(model, ids, session, options).place(None)
     pools, kept_positions = session.memory.hot, []
     for layer in range(model.shape.layers):
-        rows = [pools.pool(layer, head).slots(layer).position[head] for head in range(model.shape.kv_heads)]
-        kept_positions.append([sorted(row[row >= 0].tolist()) for row in rows])
+        rows = []
+        for head in range(model.shape.kv_heads):
+            pool = pools.pool(layer, head)
+            row = pool.slots(layer).position[head - pool.heads.start]
+            rows.append(sorted(row[row >= 0].tolist()))
+        kept_positions.append(rows)
     return session, kept_positions
 
 
@@ -113,6 +117,25 @@ def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: fl
             assert sorted(row[row >= 0].tolist()) == best(weighed, TOKENS)
 
 
+def test_shares_by_head_go_by_the_score_and_each_head_fills_half_of_its_own_by_it() -> None:
+    """adakv:critical:snapkv: budgets are AdaKV's, and stage one is half of each."""
+    model, prompt = random_llama(), random_prompt(141, seed=4)
+    settings = {"tokens": TOKENS, "window": 11, "floor": 0.0}
+    alone = stays(model, prompt, "adakv", **settings)[1]
+    both = stays(model, prompt, "adakv:critical:snapkv", **settings)[1]
+    counts = [[len(head) for head in layer] for layer in alone]
+    assert [[len(head) for head in layer] for layer in both] == counts
+    assert len({count for layer in counts for count in layer}) > 1
+    assert both != alone
+    first = {"first_stage": 1.0}
+    assert stays(model, prompt, "adakv:critical:snapkv", **settings, **first)[1] == alone
+    for layer, heads in enumerate(counts):
+        for head, count in enumerate(heads):
+            best_half = {**settings, "tokens": 11 + (count - 11 + 1) // 2}
+            del best_half["floor"]
+            assert set(stays(model, prompt, "snapkv", **best_half)[1][layer][head]) <= set(both[layer][head])
+
+
 def test_criticalkv_is_critical_of_snapkv() -> None:
     model, prompt = random_llama(), random_prompt(141, seed=4)
     settings = {"tokens": TOKENS, "window": 11}
@@ -129,6 +152,10 @@ def test_criticalkv_is_critical_of_snapkv() -> None:
         ("chunk:chunkkv", SENSELESS, "chunk"),
         ("chunk:simlayerkv", SENSELESS, "chunk"),
         ("critical:rocketkv", SENSELESS, "critical"),
+        ("adakv:lagkv", SENSELESS, "adakv"),
+        ("adakv:critical:finch", SENSELESS, "adakv"),
+        ("scorecut:lagkv", SENSELESS, "scorecut"),
+        ("scorecut:critical:snapkv", SENSELESS, "scorecut"),
         ("adakv:quest", SENSELESS, "adakv"),
         ("bits:snapkv", UNKNOWN_PART, "bits"),
         ("snapkv+adakv", UNKNOWN_PART, "adakv"),

@@ -82,6 +82,38 @@ def test_the_tokens_of_a_known_question_choose() -> None:
     assert torch.equal(same, other), "the question is the window"
 
 
+def test_a_known_question_takes_no_chunk_s_share() -> None:
+    """A question that attends itself most, longer than the window: chunks of the context keep equal shares."""
+    model, prompt = random_llama(1), random_prompt(161)
+    asked = replace(prompt, segments=(Segment("text", 0, 96), Segment("question", 96, 161)))
+    method = methods.get("finch")
+    scores: list[torch.Tensor] = []
+
+    class Looked(method):  # type: ignore[misc, valid-type]
+        """Keeps its scores."""
+
+        def score(self, prompt: Any, layer: int, end: int) -> torch.Tensor:
+            scores.append(super().score(prompt, layer, end))
+            return scores[-1]
+
+    options = Options(max_new=2)
+    settings = {"window": 4, "chunk": 32, "tokens": 64 + 30, "closed": False}
+    context = Engine(model).context(asked, None, options)
+    session = Session(Looked, methods.make_parameters(method, None, settings), context)
+    with torch.inference_mode():
+        Generation(model, asked, session, options).place(None)
+    assert len(scores) == model.shape.layers
+    for score in scores:
+        assert (score[:, 96:] > score[:, :96].max()).all()
+        for row in score[:, :96].unflatten(-1, (3, 32)).flatten(0, 1):
+            assert sorted(row.tolist()) == pytest.approx([place / 32 for place in range(1, 33)])
+    for layer in range(model.shape.layers):
+        for head in range(model.shape.kv_heads):
+            row = session.memory.hot.pool(layer, head).slots(layer).position[head]
+            kept = row[(row >= 0) & (row < 96)]
+            assert (kept // 32).bincount(minlength=3).tolist() == [10, 10, 10]
+
+
 def test_a_known_question_stays_before_any_context() -> None:
     """Its last `window` tokens and those before them."""
     model, prompt = random_llama(1), random_prompt(121)

@@ -258,6 +258,30 @@ def test_rkv_gives_up_what_is_attended_little_and_resembles_others() -> None:
         ranked += full
 
 
+@pytest.mark.parametrize("n", [20, 200], ids=["the prompt fits", "the prompt is cut"])
+def test_random_attention_draws_at_every_step_among_all_that_are_not_protected(n: int) -> None:
+    """A token's turn depends neither on its age nor on its origin, but for a prompt that fits."""
+    places, new, sinks, recent = 60, 300, 4, 8
+    trial = Trial("random_decode", n, new, tokens=places, sinks=sinks, recent=recent)
+    places_of_gone, before = [], [set(trial.lies(*head)) for head in HEADS]
+    assert len(before[0]) == min(n, places - 1)
+    for step in range(new):
+        trial.step(step)
+        for index, head in enumerate(HEADS):
+            held = set(trial.lies(*head))
+            gone = before[index] - held
+            if gone:
+                newest = n + step - recent
+                free = sorted(p for p in before[index] if sinks <= p <= newest and (n == 200 or p >= n))
+                assert gone <= set(free)
+                if len(free) > 10:
+                    places_of_gone.append(free.index(*gone) / (len(free) - 1))
+            before[index] = held
+    assert len(places_of_gone) > 500
+    quarters = np.histogram(places_of_gone, 4, (0, 1))[0] / len(places_of_gone)
+    np.testing.assert_allclose(quarters, 0.25, atol=0.08)
+
+
 def test_random_attention_gives_up_decoded_tokens_by_chance_and_the_prompt_last() -> None:
     places, n, new = 80, 40, 400
     trials = [

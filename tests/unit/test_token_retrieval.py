@@ -39,7 +39,7 @@ def turn(queries: np.ndarray, width: int) -> np.ndarray:
 
 
 def test_infinigen_brings_the_tokens_near_the_largest_estimate() -> None:
-    trial = Trial("infinigen", N, NEW, **SET)
+    trial = Trial("infinigen", N, NEW, **SET, dense_layers=1)
     seen, layer, width, room = Seen(trial), 1, round(0.3 * SHAPE.head_dim), 14
     keys = {h: list(trial.keys[layer, h]) for h in range(SHAPE.kv_heads)}
     heads = [slice(h * SHAPE.group, (h + 1) * SHAPE.group) for h in range(SHAPE.kv_heads)]
@@ -80,7 +80,7 @@ def test_infinigen_brings_the_tokens_near_the_largest_estimate() -> None:
 
 
 def test_bytes_of_single_tokens_and_what_is_told_of_their_spans() -> None:
-    trial = Trial("infinigen", N, NEW, **SET)
+    trial = Trial("infinigen", N, NEW, **SET, dense_layers=1)
     memory, there = trial.session.memory, [set() for _ in range(SHAPE.kv_heads)]
     for step in range(NEW):
         trial.step(step)
@@ -137,7 +137,7 @@ def test_the_query_seen_ahead_is_the_one_the_next_layer_makes_of_this_layers_inp
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "look_ahead", noted)
         patch.setattr(Session, "attend", attended)
-        run(model, random_prompt(200), "infinigen", budget="0.7", max_new=6)
+        run(model, random_prompt(200), "infinigen", budget="0.7", max_new=6, overrides={"dense_layers": 1})
     assert set(asked) == {1, 2}
     for estimate, before, after in zip(asked[2], own[1], own[2], strict=True):
         assert torch.equal(estimate, before), "layer 2 is layer 1 here, and was given layer 1's input"
@@ -146,13 +146,13 @@ def test_the_query_seen_ahead_is_the_one_the_next_layer_makes_of_this_layers_inp
 
 def test_looking_ahead_moves_in_the_background_and_changes_nothing_else() -> None:
     model, prompt, sink = random_llama(), random_prompt(300), ListSink()
-    made = run(model, prompt, "infinigen", budget="0.7", max_new=8, sink=sink)
+    made = run(model, prompt, "infinigen", budget="0.7", max_new=8, sink=sink, overrides={"dense_layers": 1})
     rows = [row for record in sink.steps for row in record.transfers if row.direction == "h2d"]
     assert rows
     assert {(row.cause, row.blocking) for row in rows} == {("prefetch", False)}
     assert all(check.passed for check in made.checks)
     waits = ListSink()
-    run(model, prompt, "infinigen", budget="0.7", max_new=8, sink=waits, overrides={"ahead": False})
+    run(model, prompt, "infinigen", budget="0.7", max_new=8, sink=waits, overrides={"ahead": False, "dense_layers": 1})
     rows = [row for record in waits.steps for row in record.transfers if row.direction == "h2d"]
     assert {(row.cause, row.blocking) for row in rows} == {("recall", True)}
     assert not any(module._forward_pre_hooks for module in model.model.modules()), "hooks stand for one step only"
@@ -163,7 +163,7 @@ def test_a_model_whose_attention_cannot_be_told_is_refused() -> None:
         def modules(self) -> list[Any]:
             return []
 
-    session = Trial("infinigen", N, NEW, **SET).session
+    session = Trial("infinigen", N, NEW, **SET, dense_layers=1).session
     with raises_code("cannot_look_ahead", method="infinigen"):
         LookAhead(Bare(), session, None)  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ class HeadShares(Base):
     def _shared(self, prompt: Prefilled, layer: int, total: int) -> list[int]:
         """Tokens before the window that each KV head of a layer keeps, `total` together."""
         n, p = self.context.prompt_tokens, self.params
-        score = self.score(prompt, layer, n - max(min(p.window, n + self.last) - self.last, 0))
+        score = self.comparable(prompt, layer, n - max(min(p.window, n + self.last) - self.last, 0))
         best = score.flatten().argsort(descending=True, stable=True)[:total] // score.shape[1]
         counts = best.bincount(minlength=len(score)).tolist()
         return round_shares([c * (1 - p.floor) + p.floor * total / len(counts) for c in counts], total)
@@ -69,4 +69,6 @@ def refuses_head_shares(method: type[Any]) -> str:
         return lacking
     if method.one_set:
         return "all KV heads of its layers keep the same tokens"
+    if method.ranks_parts:
+        return "its scores are places within parts of the prompt, the same numbers for every KV head"
     return "" if method.heads_alike else "it divides a layer's budget over its KV heads itself"

@@ -78,14 +78,23 @@ class PromptEviction(Method):
     """all KV heads of a layer keep the same tokens: `score` has one row"""
     keeps_ends: ClassVar[bool] = False
     """layers keep first and newest tokens, so that the score orders positions"""
+    ranks_parts: ClassVar[bool] = False
+    """`score` has places within parts of the prompt, so that the KV heads of a layer have the same numbers"""
     apart: ClassVar[bool] = False
     """the window has a zone of its own even where every token stays"""
     params: Any
+    granted: Tokens
+    """what `tokens` came to, for the scores of the prompt"""
 
     @abstractmethod
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         """By which the positions [0, before) of the prompt are ranked, the highest kept: float32 [H_kv, before], or
         [1, before] where all KV heads keep the same tokens. Only asked where something has to go."""
+
+    def comparable(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        """Return scores by which the KV heads of a layer are compared where they share its budget, shaped as those of
+        `score`, which they are unless a part changes them within each KV head."""
+        return self.score(prompt, layer, before)
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:
         """Prompt tokens each layer keeps, or each of its KV heads, window included; adds up to `total`, tokens of all
@@ -152,6 +161,7 @@ class PromptEviction(Method):
         tokens = self.tokens(prompt, self.total(p, context))
         layout = self.layout(p, shape, tokens, n, context.max_new)
         self.refuse_below(layout.bytes(shape))
+        self.granted = tokens
         return layout, self._place(self._choose_kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
 
     def _choose_kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.head_shares import refuses_head_shares
 from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens
+from kvlens.methods.families.two_stages import TwoStages
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 
@@ -95,4 +96,6 @@ def refuses_threshold(method: type[Any]) -> str:
     """Return why a method's score cannot be cut at a threshold; '': it can."""
     if issubclass(method, ScoreThreshold):
         return "it has a threshold already"
+    if issubclass(method, TwoStages):
+        return "a share of its tokens is chosen before the others, and a threshold says no number of tokens"
     return refuses_head_shares(method)

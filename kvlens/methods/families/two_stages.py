@@ -38,7 +38,7 @@ class TwoStagesParameters:
 
 
 class TwoStages(Base):
-    """The best of each KV head by the score fill `first_stage` of its tokens. The others rank by (score + epsilon)
+    """The best of each KV head by the score fill `first_stage` of its own tokens. The others rank by (score + epsilon)
     times the L1 norm of the token's projected value, averaged over the KV head's query heads.
     A negative score falls as the value grows, as in the press of kvpress."""
 
@@ -59,13 +59,18 @@ class TwoStages(Base):
         score: torch.Tensor = super().score(prompt, layer, end)  # type: ignore[safe-super]
         weighed = (score + self.params.epsilon) * self._norms(prompt.inputs, prompt.values[layer, :, :end], layer)
         window = self.context.prompt_tokens + self.last - end
-        most = super().tokens(None, self.total(self.params, self.context))[layer][0] - window
-        count = int(max(most, 0) * self.params.first_stage)
-        best = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        ranks = torch.arange(count, 0, -1, device=score.device).float().expand(best.shape)
+        counts = [int(max(count - window, 0) * self.params.first_stage) for count in self.granted[layer]]
+        order = score.argsort(dim=-1, descending=True, stable=True)
+        places = torch.empty_like(order).scatter_(-1, order, torch.arange(end, device=order.device).expand(order.shape))
         highest = weighed.nan_to_num(nan=-torch.inf).amax()
-        lifted = highest + highest.abs() * 1e-3 + ranks
-        return weighed.scatter(-1, best, torch.where(score.gather(-1, best).isnan(), torch.nan, lifted))
+        lifted = highest + highest.abs() * 1e-3 + (end - places).float()
+        is_best = (places < torch.tensor(counts, device=places.device)[:, None]) & ~score.isnan()
+        return torch.where(is_best, lifted, weighed)
+
+    def comparable(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        """Return the score alone: the first stage lifts as many tokens of every KV head."""
+        score: torch.Tensor = super().score(prompt, layer, before)  # type: ignore[safe-super]
+        return score
 
     def _norms(self, inputs: Inputs, values: torch.Tensor, layer: int) -> torch.Tensor:
         """Return the L1 norm of W_O v: values [H_kv, m, D] -> float32 [H_kv, m]."""

@@ -80,8 +80,8 @@ class Loki(TurnedKeys):
     title = "Loki"
     paper = "Singhania et al., Loki: Low-rank Keys for Efficient Sparse Attention, NeurIPS 2024"
     summary = (
-        "keeps every token in host memory and its key along few axes on the device, calibrated for the model; fetches "
-        "the tokens that these score highest"
+        "keeps all but the newest tokens in host memory and, of each key, few axes on the device, calibrated for the "
+        "model; fetches the tokens that these score highest"
     )
     Parameters = LokiParameters
     presets = {"paper": {}, "demo": {"partial": 0.25}}  # noqa: RUF012

@@ -28,6 +28,7 @@ class SentenceKVParameters:
         "tokens attended per KV head: first, newest and retrieved ones (1,024 in the paper's LongBench runs); 0: as "
         "many retrieved ones as the byte budget holds",
         symbol="τ",
+        ours=True,
     )
     factor: float = param(
         3.0, "prompt tokens a KV head keeps in host memory, as a multiple of `tokens`; the others are gone", symbol="r"

@@ -19,6 +19,7 @@ class ShadowKVParameters:
         0,
         "tokens of chosen chunks attended per KV head, outliers and newest ones besides (2,048 in the paper); 0: as "
         "many as the byte budget holds",
+        ours=True,
     )
     chunk: int = param(8, "tokens per chunk")
     rank: float = param(

@@ -30,6 +30,7 @@ class StreamingParameters(DecodeEvictionParameters):
         "the cache, as published, the prompt read through that cache too, so that a run may be longer than the model's "
         "context",
         choices=("true", "cache"),
+        ours=True,
     )
 
 
