@@ -48,8 +48,22 @@ from kvlens.tasks import TaskPrompt
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import PromptText, tokenize
 
-METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streaming_llm", "h2o", "keydiff")
-"""the papers' five, and four that everybody knows"""
+METHODS = (
+    "sekv",
+    "chess",
+    "freekv",
+    "sentkv",
+    "compresskv",
+    "snapkv",
+    "streaming_llm",
+    "h2o",
+    "keydiff",
+    "rkv",
+    "seer",
+    "retroinfer",
+)
+"""the papers' five, four that everybody knows, and three of the newer ones: decoded tokens evicted, a learned selection
+and clusters that are estimated"""
 STORY = "streaming_llm"
 """the loss that the first page plays: what was missed was evicted, so that nothing of it is left"""
 BUDGET = "20%"

@@ -48,7 +48,7 @@ NEWER_CASES = (
         [plain("FinchPress", chunk_length=101, rerotate_keys=False)],
         expected="differs",
         why="the question is the last tokens; kvpress counts it among the tokens that the last chunk keeps, the method "
-        "keeps it beside an equal share of every chunk, as the paper has it",
+        "keeps it beside an equal share of every chunk",
     ),
     Case(
         "thinkkv",

@@ -84,9 +84,9 @@ class ArkVale(HostPageRetrieval):
     of them is recalled, and each takes the place of the page there with the lowest score. All that is on the device is
     attended, so that a step attends the whole budget and not the best pages alone.
 
-    Departures: nothing is recalled ahead of the layer that needs it; the pages that stay when the prompt has been read,
-    and one that leaves the window, cross the link once before they are attended, where the authors leave them on the
-    device.
+    Departures: nothing is recalled ahead of the layer that needs it; the pages that stay when the prompt has been read
+    cross the link once before they are attended, where the authors leave them on the device; so does one that leaves
+    the window, which the authors' code drops unless it is one of the best.
     """
 
     name = "arkvale"

@@ -41,6 +41,7 @@ class AttentionMatchingParameters:
         "repeat",
         "where these come from: a second reading, in which the model repeats the prompt, or the prompt's last queries",
         choices=("repeat", "prompt"),
+        ours=True,
     )
     fitted: str = param(
         "both",

@@ -25,16 +25,16 @@ however the prompt was read"""
 class CompactorParameters(PromptEvictionParameters):
     """Lengths are in tokens."""
 
-    window: int = param(4, "last prompt tokens, kept without a comparison")
+    window: int = param(4, "last prompt tokens, kept without a comparison (kvpress)", ours=True)
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
-    sinks: int = param(8, "first tokens: always kept")
+    sinks: int = param(8, "first tokens: always kept (kvpress)", ours=True)
     chunk: int = param(128, "tokens of a chunk, all of which attend each other", symbol="C")
     sketch: int = param(
         48, "random directions that keys are projected on before their leverage is taken; 0: none", symbol="k"
     )
     blend: float = param(0.5, "weight of the leverage beside the attention", symbol="lambda")
     scaled: bool = param(False, "divide the attention's logits by sqrt(D); the authors' code does not")
-    smooth: int = param(3, "neighbouring positions that the attention is averaged over", ours=True)
+    smooth: int = param(3, "neighbouring positions that the attention is averaged over, as in kvpress", ours=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ class HeadKVParameters(SnapKVParameters):
         1.2,
         "the shared pool is 1/beta of the budget besides the window; what is left is divided equally",
         symbol="beta",
+        ours=True,
     )
     heads: str = param(
         "calibrated",

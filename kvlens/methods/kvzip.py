@@ -28,8 +28,8 @@ class KVzipParameters(PromptEvictionParameters):
 
     window: int = param(0, "last prompt tokens, kept without a comparison", ours=True)
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
-    sinks: int = param(4, "first tokens: always kept")
-    chunk: int = param(2048, "tokens that are repeated at once", symbol="m")
+    sinks: int = param(4, "first tokens: always kept (kvpress)", ours=True)
+    chunk: int = param(2048, "tokens that are repeated at once (kvpress)", symbol="m", ours=True)
     lead: int = param(8, "last tokens of the chunk before, which the instruction for a later chunk names")
     share: str = param(
         "model",

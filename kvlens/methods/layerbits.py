@@ -22,8 +22,8 @@ CHANGE = re.compile(r"(\d+)(?:-(\d+))?:(\d+)/(\d+)", re.ASCII)
 class LayerBitsParameters:
     """Lengths are in tokens."""
 
-    keys: int = param(4, "bits of a number of a key in layers that `layers` does not name", choices=WIDTHS)
-    values: int = param(2, "the same of a value", choices=WIDTHS)
+    keys: int = param(4, "bits of a number of a key in layers that `layers` does not name", choices=WIDTHS, ours=True)
+    values: int = param(2, "the same of a value", choices=WIDTHS, ours=True)
     layers: str = param(
         "",
         "layers with other bits, as FIRST-LAST:KEYS/VALUES, comma-separated: '0:8/8,28-29:4/4'; empty: none",
@@ -71,8 +71,9 @@ class LayerBits(PackedTokens):
     layer needs: keys and values have bits of their own, and single layers others. Papers choose them by a search with
     calibration data; here a person does, or the lens, which shows the layers whose error costs the answer.
 
-    Departures: no outliers are stored beside the codes and levels are even, where KVQuant has both. Nothing is
-    calibrated.
+    Departures: no outliers are stored beside the codes and levels are even, where KVQuant has both; KVQuant quantises
+    keys before their rotary embedding and keeps the first tokens exact. Nothing is calibrated. The default bits are of
+    no paper.
     """
 
     name = "layerbits"

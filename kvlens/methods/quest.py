@@ -20,13 +20,13 @@ class QuestParameters(PageRetrievalParameters):
 
     tokens: int = param(1024, "tokens attended per query head, the open page included, in whole pages", symbol="B")
     least_pages: int = param(3, "fewest pages attended")
-    dense_layers: int = param(2, "first layers that attend everything (sec. 3.3)")
+    dense_layers: int = param(2, "first layers that attend everything (sec. 3.4)")
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """An eighth of the prompt is attended, as 4,096 of 32K tokens are in the paper (sec. 4.2), in whole pages of
         16, the paper's fewest pages at least and its default of 1,024 tokens at most; dense are 2 of 32 layers
-        (sec. 3.3), one at least (ours)."""
+        (sec. 3.4), one at least (ours)."""
         page, least = 16, 3
         tokens = clamp((prompt_tokens + 1) / 8 // page * page, least * page, 1024)
         return {"page": page, "tokens": tokens, "dense_layers": max(1, round(shape.layers * 2 / 32))}
@@ -34,7 +34,7 @@ class QuestParameters(PageRetrievalParameters):
 
 class Quest(PageRetrieval):
     """Keeps every token on the device and, per page of 16, the smallest and largest value of each key dimension. At
-    every step each query head attends the pages with the largest bound sum_d max(q_d min_d, q_d max_d) (sec. 3.2,
+    every step each query head attends the pages with the largest bound sum_d max(q_d min_d, q_d max_d) (sec. 3.4,
     Algorithm 1), the newest page always; the first two layers attend everything. It saves reading, not memory.
 
     Departures: the page being filled is attended and not ranked, as in the authors' kernels; their accuracy script

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class RazorAttentionParameters:
     """Lengths are in tokens."""
 
-    sinks: int = param(4, "first tokens, kept by every head", symbol="S0")
-    least_window: int = param(4000, "newest prompt tokens that every head keeps at least", symbol="L_h")
-    window_share: float = param(0.2, "share of the prompt that every head keeps as its newest tokens", symbol="N/5")
+    sinks: int = param(4, "first tokens, kept by every head", symbol="N0")
+    least_window: int = param(4000, "newest prompt tokens that every head keeps at least", symbol="S0")
+    window_share: float = param(0.2, "share of the prompt that every head keeps as its newest tokens", symbol="1/C")
     shrink: bool = param(False, "the window shrinks to what the byte budget holds", ours=True)
     echo: float = param(0.01, "share of KV heads that keep everything since they look back to equal tokens")
     induction: float = param(0.14, "share of KV heads that keep everything since they look to what came after those")
@@ -69,8 +69,8 @@ class RazorAttentionParameters:
 
 class RazorAttention(Method):
     """When prefill ends (paper sec. 3), KV heads that echo (their queries attend earlier copies of their own token, the
-    best 1 %) or induce (the token after those, the best 14 %) keep every token. All others keep the first S0, the
-    newest max(L_h, N/5), and one compensation entry: mean key and mean value of the N tokens they drop, whose score
+    best 1 %) or induce (the token after those, the best 14 %) keep every token. All others keep the first N0, the
+    newest max(S0, N/5), and one compensation entry: mean key and mean value of the N tokens they drop, whose score
     log N is added to (eq. 3-5), so that it weighs as much as they did if they were alike.
 
     Departures: a group of query heads is a retrieval head when its best one is. Nothing is dropped while decoding, as

@@ -103,9 +103,8 @@ class RocketKV(SnapKV):
     maximum where the group's q is positive in sum; softmax(q_r . extremes / sqrt(D |q_r|_1 / |q|_1)) over tokens,
     summed over the group, chooses B / 2 tokens. These are attended exactly, and nothing else.
 
-    Departures: where `attended` is 0 the bytes say what is kept, and the split what is read of it. The extremes are
-    held beside the keys in all components, and counted; decoded tokens join their chunks as they come.
-    """
+    Departures: where `attended` is 0 the bytes say what is kept, and the split what is read of it. All components of
+    the extremes are held and counted; decoded tokens join their chunks as they come."""
 
     name = "rocketkv"
     title = "RocketKV"
@@ -123,10 +122,10 @@ class RocketKV(SnapKV):
     }
     params: RocketKVParameters
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         from kvlens.methods.families import window_attention as window
 
-        received = window.received(*self.observed(prompt, layer, before))
+        received = window.received(*self.observed(prompt, layer, end))
         return window.pooled(window.grouped(received, self.context.shape.group, self.params.group), *self.pooling)
 
     # --------------------------------------------------------------------------------------------------------- how many

@@ -85,12 +85,12 @@ class SnapKV(PromptEviction):
         received = window.received(*self.observed(prompt, layer, before))
         return window.grouped(window.pooled(received, *self.pooling), self.context.shape.group, self.params.group)
 
-    def observed(self, prompt: Prefilled, layer: int, before: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def observed(self, prompt: Prefilled, layer: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the window's queries [Hq, w, D] and the keys [Hq, n, D] that each of them sees."""
         from kvlens.methods.families import window_attention as window
 
         shape, peeked = self.context.shape, prompt.peeked if self.params.peek else None
-        inside = self.context.prompt_tokens - before
+        inside = self.context.prompt_tokens - end
         return window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
 
     @property

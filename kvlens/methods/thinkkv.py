@@ -30,7 +30,9 @@ class ThinKParameters:
     pruned: float = param(0.4, "share of a key's channels that go", symbol="lambda")
     window: int = param(32, "last prompt queries by which channels are scored", symbol="S_obs")
     group: int = param(32, "tokens of a span, which errors are logged for", ours=True)
-    residual: int = param(32, "newest tokens whose keys stay whole, a multiple of the group")
+    residual: int = param(
+        32, "keys are pruned in blocks of so many; up to one fewer of the newest stay whole; a multiple of the group"
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.pruned < 1:

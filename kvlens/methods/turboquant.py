@@ -22,10 +22,15 @@ SEED = 0
 class TurboQuantParameters:
     """Lengths are in tokens."""
 
-    key_bits: int = param(4, "bits of a number of a key, the correction's included", symbol="b", choices=(2, 3, 4))
-    value_bits: int = param(4, "bits of a number of a value", symbol="b", choices=(1, 2, 3, 4))
+    key_bits: int = param(
+        4, "bits of a number of a key, the correction's included", symbol="b", choices=(2, 3, 4), ours=True
+    )
+    value_bits: int = param(4, "bits of a number of a value", symbol="b", choices=(1, 2, 3, 4), ours=True)
     corrected: bool = param(
-        True, "one bit of a key's numbers is the sign of the remainder under a second projection", symbol="QJL"
+        True,
+        "one bit of a key's numbers is the sign of the remainder under a second projection",
+        symbol="QJL",
+        ours=True,
     )
     group: int = param(32, "tokens of a span, which errors are logged for", ours=True)
     residual: int = param(32, "newest tokens in full precision, a multiple of the group", ours=True)

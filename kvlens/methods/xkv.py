@@ -72,7 +72,7 @@ class XKV(PackedTokens):
 
     name = "xkv"
     title = "xKV"
-    paper = "Chang et al., xKV: Cross-Layer SVD for KV-Cache Compression, 2025 (arXiv 2503.18893)"
+    paper = "Chang et al., xKV: Cross-Layer KV-Cache Compression via Aligned Singular Vector Extraction, ICML 2026"
     summary = (
         "keeps every token; neighbouring layers share a low-rank basis of the prompt's keys, and one of its values"
     )

@@ -70,8 +70,7 @@ class PromptEviction(Method):
     needs = Needs(peek=True)
     static_ready = True
     partial_ranking: bool = False
-    """True: NaN in a score marks a token that no comparison decides; `choose` sorts NaN first, unless a method treats
-    it otherwise"""
+    """NaN in a score marks a token that no comparison decides; `choose` sorts NaN first, or as a method says"""
     heads_alike: ClassVar[bool] = True
     """all KV heads of a layer keep equally many tokens"""
     one_set: ClassVar[bool] = False
@@ -79,22 +78,20 @@ class PromptEviction(Method):
     keeps_ends: ClassVar[bool] = False
     """layers keep first and newest tokens, so that the score orders positions"""
     ranks_parts: ClassVar[bool] = False
-    """`score` has places within parts of the prompt, so that the KV heads of a layer have the same numbers"""
+    """`score` has places within parts of the prompt: the same numbers for all KV heads of a layer"""
     apart: ClassVar[bool] = False
     """the window has a zone of its own even where every token stays"""
     params: Any
-    granted: Tokens
-    """what `tokens` came to, for the scores of the prompt"""
+    granted: Tokens  # what `tokens` came to
 
     @abstractmethod
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         """By which the positions [0, before) of the prompt are ranked, the highest kept: float32 [H_kv, before], or
         [1, before] where all KV heads keep the same tokens. Only asked where something has to go."""
 
-    def comparable(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
-        """Return scores by which the KV heads of a layer are compared where they share its budget, shaped as those of
-        `score`, which they are unless a part changes them within each KV head."""
-        return self.score(prompt, layer, before)
+    def comparable(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
+        """Return the scores that divide a layer's budget over its KV heads, shaped as those of `score`."""
+        return self.score(prompt, layer, end)
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:
         """Prompt tokens each layer keeps, or each of its KV heads, window included; adds up to `total`, tokens of all
@@ -102,8 +99,7 @@ class PromptEviction(Method):
         return equal_shares(total, self.context.shape.layers)
 
     def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Which of the positions [0, m) stay: score [h, m], counts[head] of them each -> bool [h, m]. The earlier one
-        first among equals."""
+        """Which of [0, m) stay: score [h, m], counts[head] each -> bool [h, m]. The earlier one first among equals."""
         import torch
 
         order = score.argsort(dim=-1, descending=True, stable=True)
@@ -158,21 +154,20 @@ class PromptEviction(Method):
         context, p = self.context, self.params
         n, shape = context.prompt_tokens, context.shape
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
-        tokens = self.tokens(prompt, self.total(p, context))
-        layout = self.layout(p, shape, tokens, n, context.max_new)
+        self.granted = self.tokens(prompt, self.total(p, context))
+        layout = self.layout(p, shape, self.granted, n, context.max_new)
         self.refuse_below(layout.bytes(shape))
-        self.granted = tokens
-        return layout, self._place(self._choose_kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
+        return layout, self._place(self._choose_kept(prompt, layout.window_from), self.segments(p, context, ()))
 
-    def _choose_kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:
+    def _choose_kept(self, prompt: Prefilled, window_from: int) -> Kept:
         import torch
 
         from kvlens.memory.placement import Kept
 
         n, whole = self.context.prompt_tokens, self.context.prompt_tokens + self.last
-        device, is_partial = prompt.keys.device, self.apart or min(map(min, tokens)) < whole
+        device, is_partial = prompt.keys.device, self.apart or min(map(min, self.granted)) < whole
         masks, scores = [], []
-        for layer, counts in enumerate(tokens):
+        for layer, counts in enumerate(self.granted):
             mask = torch.ones(len(counts), whole, dtype=torch.bool, device=device)
             score = torch.full((len(counts), whole), torch.nan, device=device)
             if is_partial:
@@ -189,9 +184,8 @@ class PromptEviction(Method):
 
     def _checked(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         """Return the layer's score, checked: float32 [H_kv, before] or [1, before]."""
-        sizes = ((self.context.shape.kv_heads, before), (1, before))
-        scores = self.score(prompt, layer, before)
-        score: torch.Tensor = self.checks.tensor("score", scores, sizes, "float or int", layer)
+        score, sizes = self.score(prompt, layer, before), ((self.context.shape.kv_heads, before), (1, before))
+        score = self.checks.tensor("score", score, sizes, "float or int", layer)
         if not self.partial_ranking:
             self.checks.rankable("score", score, layer)
         return score.float()
@@ -201,14 +195,13 @@ class PromptEviction(Method):
         from kvlens.memory.placement import Placement
 
         mask = kept.mask(pages[-1].tok_end if pages else 0)
-        by_head = mask.shape[1] > 1
+        owners = "KV heads" if mask.shape[1] > 1 else "Layers"
         rows = mask.flatten(0, 1).cpu()
         spans, states = [], []
         for page in pages:
             counts = rows[:, page.tok_start : page.tok_end].sum(1)
             nonempty, whole = int((counts > 0).sum()), bool((counts == len(page)).all())
             states.append("resident" if whole else "partial" if nonempty else "evicted")
-            owners = "KV heads" if by_head else "Layers"
             why = (
                 f"{owners} kept {int(counts.min())} to {int(counts.max())} of its {len(page)} tokens; "
                 f"{len(counts) - nonempty} of {len(counts)} kept none."
@@ -232,8 +225,7 @@ def equal_shares(total: int, layers: int) -> Tokens:
 def kept_layout(
     tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int, apart: bool = False
 ) -> Layout:
-    """Layout of KV heads that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
-    decoded.
+    """Layout of KV heads that keep `tokens` of the prompt, the last `window` in the window zone with decoded tokens.
 
     prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in
     `tokens` and `window`, else 0; its slot is in either case the first of the `max_new`. When every KV head keeps the

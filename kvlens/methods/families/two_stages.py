@@ -67,9 +67,9 @@ class TwoStages(Base):
         is_best = (places < torch.tensor(counts, device=places.device)[:, None]) & ~score.isnan()
         return torch.where(is_best, lifted, weighed)
 
-    def comparable(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def comparable(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         """Return the score alone: the first stage lifts as many tokens of every KV head."""
-        score: torch.Tensor = super().score(prompt, layer, before)  # type: ignore[safe-super]
+        score: torch.Tensor = super().score(prompt, layer, end)  # type: ignore[safe-super]
         return score
 
     def _norms(self, inputs: Inputs, values: torch.Tensor, layer: int) -> torch.Tensor:

@@ -33,8 +33,9 @@ class SentenceKV(Method):
     the last sentence in part. Sentences that decoding ends are kept whole.
 
     Departures: a KV head's group agrees on one set of tokens and one order, by the mean (paper: per query head); while
-    a sentence begins, its first queries are averaged as they come, where the authors' code attends everything; no cap
-    makes long sentences unreachable.
+    a sentence begins, its first queries are averaged as they come, where the authors' code attends everything; the mean
+    query starts with the prompt's queries since its last mark, where the code starts with none; the sentence that is
+    being written stays attended, up to `longest` tokens beside `tokens`; no cap makes long sentences unreachable.
     """
 
     name = "sentencekv"

@@ -41,6 +41,7 @@ class SentenceKVParameters:
         "tokens that end a sentence: one {.}, mid {. ? ! line break}, full (also ; : , dash and their wide forms); "
         "any: all punctuation",
         choices=(*SETS, "any"),
+        ours=True,
     )
     shortest: int = param(4, "a mark ends a sentence of at least so many tokens", ours=True)
     longest: int = param(64, "so many tokens are a sentence without a mark", ours=True)
