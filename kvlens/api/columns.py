@@ -26,7 +26,11 @@ RUNS = {
     "method": Column("", "its method"),
     "preset": Column("", "its preset; None: the defaults"),
     "stand_in": Column("", "parts of the method that were untrained or uncalibrated; None: none"),
-    "budget": Column("", "as it was asked for; a share is of full KV in the number format `dtype`"),
+    "budget": Column(
+        "",
+        "as it was asked for; a share is of full KV in the number format `dtype`. 1.0: no limit; `held_to` says which "
+        "share of the tokens a method that keeps all KV attends",
+    ),
     "dtype": Column("", "number format of the run's KV, which shares of full KV are of; None: not recorded"),
     "task": Column("", "of a generated prompt"),
     "prompt_tokens": Column("tokens", "of the prompt"),

@@ -27,7 +27,7 @@ from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.slots import SpanTable
 from kvlens.methods.base import Method
-from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
+from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, is_refusal, limited
 from kvlens.methods.hooks import BagChange, Hooks, Selecting, WindowLeave
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext, StepEnd
 from kvlens.shortage import shortage
@@ -59,7 +59,7 @@ class Border:
         self._hooks: Hooks = method
         self.layer_hooks = _overridden(method)
         """the hooks of a layer's step that the method overrides: the others do nothing, and nobody calls them"""
-        self._module, self._context = type(method).__module__, method.context
+        self._method, self._context = type(method), method.context
         self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
         """slots of the largest KV head"""
@@ -180,9 +180,9 @@ class Border:
         except Hang as error:
             raise hangs(self._checks.method, hook, layer, self._checks.step) from error
         except BaseException as error:
-            if _passes(error, refuses):
+            if _passes(error, self._method if refuses else None):
                 raise
-            problem = _raised(error, self._module)
+            problem = _raised(error, self._method.__module__)
             raise self._checks.fault(hook, problem, layer=layer, code=RAISED) from error
         for name, mark in marks:
             changed = mark.changed()
@@ -202,16 +202,16 @@ def make_method(method: type[Method], params: Any, context: RunContext) -> Metho
     except (MethodFault, BudgetInfeasible):
         raise
     except BaseException as error:
-        if _passes(error, refuses=True):
+        if _passes(error, method):
             raise
         raise MethodFault(RAISED, method.name, hook, _raised(error, method.__module__)) from error
 
 
-def _passes(error: BaseException, refuses: bool) -> bool:
-    """Return True for what is not the hook's fault."""
+def _passes(error: BaseException, method: type | None) -> bool:
+    """Return True for what is not the hook's fault. method: whose refusals pass; None: none do."""
     if isinstance(error, KeyboardInterrupt):
         return interrupts.by_person()
-    if isinstance(error, ValueError) and refuses:
+    if method is not None and is_refusal(error, method):
         return True
     return isinstance(error, OSError | MemoryError) or shortage(error) is not None
 

@@ -14,6 +14,7 @@ from kvlens.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBSERVED
 from kvlens.methods.fitting import Sizes, choose
+from kvlens.runs.memory import attended_share
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
 from kvlens.store.outcomefacts import OutcomeFacts
@@ -34,6 +35,14 @@ NOT_RECORDED = "budget not recorded"
 def asked_in_words(name: str, value: str) -> str:
     """What is asked for otherwise: 'budget 30%', 'no limit', 'keep 0.3', 'method fair:NAME'."""
     return phrase(in_words(value)) if name == "budget" else f"{name} {value}"
+
+
+def attending_change(method: str, changed: Mapping[str, str]) -> dict[str, str]:
+    """Return what a repeat of a run changes, with a share as its budget as the share of attended tokens, where the rule
+    is for the method; another `method` may be among the changes."""
+    parameters = {name: value for name, value in changed.items() if name != "budget"}
+    share = attended_share(parameters.get("method", method), changed.get("budget"), parameters)
+    return dict(changed) if share is None else parameters | {KEPT: f"{share:g}"}
 
 
 @dataclass(frozen=True)

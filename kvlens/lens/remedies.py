@@ -13,6 +13,7 @@ from kvlens.lens.verdict import verdict
 from kvlens.models import find
 from kvlens.models.device import settle
 from kvlens.runs.carrying import carry_out_prepared
+from kvlens.runs.memory import SHARE, attended_share
 from kvlens.runs.preparing import check
 from kvlens.runs.repeat import CannotRepeat, read_run, reload
 from kvlens.runs.request import Report, RunRequest
@@ -42,7 +43,10 @@ class Change:
         """A run's request with this changed and all else as it was, its other parameters included; a preset replaces
         them all. Raises ValueError with one sentence."""
         if self.name == "budget":
+            share = attended_share(request.method, self.value, {})
             changed: dict[str, object] = {"budget": self.value}
+            if share is not None:
+                changed = {"budget": None, "overrides": {**request.overrides, SHARE: share}}
         elif self.name == "preset":
             changed = {"preset": self.value, "overrides": {}}
         else:

@@ -18,6 +18,7 @@ from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.fewest_bits import fewest_bits, with_room
 from kvlens.lens.hold_changes import check_steps
+from kvlens.lens.knob import attending_change
 from kvlens.lens.question import Question
 from kvlens.lens.search import Head, SearchResult
 from kvlens.lens.span_parts import recut
@@ -71,6 +72,7 @@ def whatif(
         option = "--budget" if name == "budget" else f"--set {name}="
         raise ValueError(f"{option} has no value: say what it is to be, or leave it out to keep the run's own.")
     past = read_run(runs_dir, uid)
+    changed = attending_change(past.request.method, changed)
     heads, holds = _holds(past, change, bool(changed))
     drops = drops_for(past, change)
     apart(holds, drops)

@@ -9,6 +9,7 @@ checks no numbers.
 
 from __future__ import annotations
 
+import dis
 import math
 import traceback
 from collections.abc import Iterator
@@ -35,6 +36,21 @@ HANGS = "hook_hangs"
 """a hook did not end within its time"""
 FIGURE = "figure_out_of_range"
 """a recorded figure lies outside its range"""
+
+
+def is_refusal(error: BaseException, method: type) -> bool:
+    """Return True for a ValueError that a `raise` of kvlens or of a package of the method's classes made: a sentence
+    for the user. One that a library or a builtin raised, `max` of nothing for one, is a fault."""
+    origin = error.__traceback__
+    while origin is not None and origin.tb_next is not None:
+        origin = origin.tb_next
+    if not isinstance(error, ValueError) or origin is None:
+        return False
+    package = str(origin.tb_frame.f_globals.get("__name__")).partition(".")[0]
+    is_raised = origin.tb_frame.f_code.co_code[origin.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    parts = [part for base in method.__mro__ for part in (base, *vars(base).values())]
+    packages = {str(getattr(part, "__module__", "")).partition(".")[0] for part in parts}
+    return is_raised and package in {"kvlens", "kernels", "store", *packages}
 
 
 class MethodFault(ValueError):

@@ -36,15 +36,15 @@ SHARE, COUNT = "keep", "tokens"
 
 def attended_share(method: str, budget: str | None, overrides: Mapping[str, Any]) -> float | None:
     """Return the share of the tokens that a budget lets a method attend; None where the rule is not for it: a method
-    that has a memory budget, no parameter for the share, a budget in bytes or tokens, no limit, or parameters that say
-    what is attended."""
+    that has a memory budget, no parameter for the share, a budget in bytes or tokens, none, or parameters that say what
+    is attended."""
     kind = methods.get(method)
     if not kind.keeps_all or budget is None or SHARE in overrides or COUNT in overrides:
         return None
     limit = Budget.parse(budget)
-    if limit.unit != "share" or limit.amount >= 1:
+    if limit.unit != "share" or all(field.name != SHARE for field in dataclasses.fields(kind.Parameters)):
         return None
-    return limit.amount if any(field.name == SHARE for field in dataclasses.fields(kind.Parameters)) else None
+    return min(limit.amount, 1.0)
 
 
 def attending(request: RunRequest) -> RunRequest:

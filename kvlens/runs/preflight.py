@@ -30,7 +30,7 @@ from kvlens.runs.memory import (
     with_room,
 )
 from kvlens.runs.preparing import advice, check, choose_parameters
-from kvlens.runs.request import RunRequest, default_preset
+from kvlens.runs.request import AUTO, RunRequest, default_preset
 from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in, first_turn_tokens
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
@@ -222,7 +222,7 @@ def estimate(
         out["warnings"].append(_too_long(foreseen, max_new))
     if not fits:
         would = advice(request, sizes, choice.floor)
-        out["instead"] = {"budget": "100%"} if kind.keeps_all else would.would_do
+        out["instead"] = {"budget": AUTO} if kind.keeps_all else would.would_do
         out["min_budget_bytes"] = would.likely or would.smallest
     if refused is not None:
         out["warnings"].append(str(refused).removeprefix("budget_infeasible: "))

@@ -32,6 +32,8 @@ NAMES = (
     "forced",
 )
 """names of a row's fields; others are left unread"""
+PROSE = ("text", "context", "question", "forced")
+"""of these, texts that a number is not"""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt
     """
     if not isinstance(row, Mapping):
         raise BadPrompt(f"{name} is no object with fields: give a question or a text in it.")
-    system, turns = row.get("system"), tuple((str(role), str(text)) for role, text in row.get("turns") or ())
-    if row.get("messages") is not None:
+    system, turns = _value(row, "system"), tuple((str(role), str(text)) for role, text in _value(row, "turns") or ())
+    if _value(row, "messages") is not None:
         spoken = conversation(_list(row["messages"], name, "messages"))
         source, system, turns = spoken.prompt, spoken.system, spoken.turns
     else:
@@ -117,6 +119,8 @@ def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt
 
 def _plain(row: Mapping[str, Any], name: str) -> PromptText:
     text, context, question = (_text(row, field_name, name) for field_name in ("text", "context", "question"))
+    if text and (question or context):
+        raise BadPrompt(f'{name} has a "text" beside its "question": call the text "context", or leave one out.')
     if text:
         start = row.get("question_start")
         return checked(PromptText(text, question=start if isinstance(start, int) else None), name)
@@ -127,12 +131,11 @@ def _plain(row: Mapping[str, Any], name: str) -> PromptText:
 
 def _answered(source: PromptText, row: Mapping[str, Any], name: str) -> PromptText:
     """The prompt with what is expected of it."""
-    several = row.get("answers")
+    several = _value(row, "answers")
     answers = [] if several is None else [_word(item, name, "answers") for item in _list(several, name, "answers")]
-    if row.get("answer") not in (None, ""):
-        answers.insert(0, _word(row["answer"], name, "answer"))
+    answers.insert(0, _text(row, "answer", name))
     answers = [text for text in answers if text.strip()]
-    needle, seed = row.get("needle"), row.get("seed")
+    needle, seed = _value(row, "needle"), _value(row, "seed")
     source = replace(
         source,
         answer=answers[0] if answers else None,
@@ -152,7 +155,7 @@ def _answered(source: PromptText, row: Mapping[str, Any], name: str) -> PromptTe
 
 def _segment_pairs(row: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     """Return (name, marker or range) of each named segment of a row; `find_segments` refuses other places."""
-    named = row.get("segments") or {}
+    named = _value(row, "segments") or {}
     if not isinstance(named, Mapping):
         raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
     return [(str(part), place) for part, place in named.items()]
@@ -163,8 +166,16 @@ def _group(row: Mapping[str, Any], name: str) -> str:
 
 
 def _text(row: Mapping[str, Any], field_name: str, name: str) -> str:
-    value = row.get(field_name)
+    value = _value(row, field_name)
+    if field_name in PROSE and value is not None and not isinstance(value, str):
+        raise BadPrompt(f'{name}: "{field_name}" is no text.')
     return "" if value is None else _word(value, name, field_name)
+
+
+def _value(row: Mapping[str, Any], field_name: str) -> Any:
+    """A field's value; None where there is none, which pandas writes as NaN."""
+    value = row.get(field_name)
+    return None if isinstance(value, float) and value != value else value
 
 
 def _word(value: Any, name: str, field_name: str) -> str:

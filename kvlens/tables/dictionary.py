@@ -52,7 +52,8 @@ SEGMENTS = {
     "full_mass": Column(
         SHARE,
         "full KV's mass on the segment (by the run's own queries where full KV's were not recorded), mean over sampled "
-        "steps, acting layers and query heads; an estimate where a span crosses the segment's border",
+        "steps, acting layers and query heads; an estimate where a span crosses the segment's border; NaN: no "
+        "token of it belongs to a span, as of a question that is fed after the context",
     ),
     "mass": Column(
         SHARE, "this run's mass on the segment, the same mean; an estimate where a span crosses the segment's border"

@@ -97,7 +97,10 @@ def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> Pr
         words = passage.strip()
         places = [match.span() for match in re.finditer(re.escape(words), prompt.text)]
         if not places:
-            raise BadPrompt(f"the passage '{words[:60]}' is not in the prompt: give it exactly as it stands there.")
+            raise BadPrompt(
+                f"the passage '{words[:60]}' is not in the prompt (of a conversation, the last message of the user): "
+                "give it exactly as it stands there."
+            )
         prompt = replace(prompt, needle=tuple(places))
     return prompt
 

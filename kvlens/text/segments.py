@@ -97,7 +97,7 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
         if not 0 <= start < end <= len(text):
             raise BadSegment(
                 "segment_outside",
-                f"segment '{name}' from {start} to {end} is not in the prompt of {len(text):,} characters.",
+                f"segment '{name}' from {start} to {end} is empty or not in the prompt of {len(text):,} characters.",
                 name=name,
                 start=start,
                 end=end,

@@ -143,7 +143,7 @@ def test_a_bad_budget_is_refused_before_the_run(visit: Visit, tmp_path: Path) ->
 
 
 def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Path) -> None:
-    """No default of the form is refused; methods that keep all KV on the device start without a limit."""
+    """No default of the form is refused; methods that keep all KV on the device are held by their parameters."""
     app = visit(tmp_path, "run")
     for name in methods.BUILT_IN:
         app.selectbox(key="form_method").set_value(name).run()
@@ -151,7 +151,7 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert not app.warning, (name, app.warning)
         assert not next(button for button in app.button if button.label == "Run").disabled
         budget = next(box for box in app.text_input if box.label == "Budget").value
-        assert budget == ("100%" if methods.get(name).keeps_all else AUTO)
+        assert budget == AUTO
 
 
 def test_the_form_as_it_comes_up_takes_a_prompt_of_any_length(visit: Visit, tmp_path: Path) -> None:
@@ -397,10 +397,10 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
     )
     submit.submit_trial(TRIAL | {"method": "chess", "budget": "20%", "overrides": {"keep": 0.2}})
     submit.submit_trial(TRIAL | {"method": "full", "budget": "", "preset": None, "overrides": None})
-    assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
+    assert [(c.budget, c.changed, c.against) for c in asked] == [(AUTO, {"keep": 0.2}, True), (AUTO, {}, False)]
     titles = [job.title.split(": ")[0].split() for job in manager().jobs()[:2]]
     assert [title[0] for title in titles] == ["FullKV", "CHESS"]
-    assert all(title[-2:] == ["no", "limit"] for title in titles)
+    assert [title[-2:] for title in titles] == [["no", "limit"], ["attended", "tokens"]]
     with raises_code("unknown_method", method="nonsense"):
         submit.submit_trial(TRIAL | {"method": "nonsense"})
 

@@ -68,7 +68,18 @@ def test_a_row_per_query_head_is_refused() -> None:
     before = int(found.actual.strip("[]").split(", ")[1])
     assert (found.code, found.hook, found.layer, found.step) == (OUTPUT, "score", 0, None)
     assert found.actual == str([SHAPE.q_heads, before])
-    assert found.expected == f"[{SHAPE.kv_heads}, {before}] or [1, {before}]"
+    assert found.expected == f"[{SHAPE.kv_heads}, {before}]"
+
+
+def test_one_row_for_all_kv_heads_needs_one_set() -> None:
+    def made(prompt: Prefilled, before: int) -> torch.Tensor:
+        return torch.arange(before).float()[None]
+
+    found = scoring(made)
+    assert (found.code, found.hook) == (OUTPUT, "score")
+    one_for_all = type("Made", (Scorer,), {"made": staticmethod(made), "one_set": True})
+    trial = Trial(one_for_all, N, NEW, budget=HALF, window=4, peek=False)
+    assert trial.lies(0, 0) == trial.lies(0, 1)
 
 
 @pytest.mark.parametrize("number", BAD)
@@ -84,7 +95,8 @@ def test_a_score_that_is_no_number_is_refused(number: float) -> None:
 
 def test_minus_infinity_ranks_last() -> None:
     def made(prompt: Prefilled, before: int) -> torch.Tensor:
-        return torch.arange(before).float().masked_fill(torch.arange(before) < 10, float("-inf"))[None]
+        score = torch.arange(before).float().masked_fill(torch.arange(before) < 10, float("-inf"))
+        return score.expand(SHAPE.kv_heads, -1)
 
     trial = Trial(type("Made", (Scorer,), {"made": staticmethod(made)}), N, NEW, budget=HALF, window=4, peek=False)
     kept = trial.lies(0, 0)
@@ -248,7 +260,7 @@ def test_bits_of_small_and_large_tensors(dtype: torch.dtype, size: int) -> None:
 def test_a_placement_with_a_gap_is_refused() -> None:
     class Gap(Scorer):
         name = "gap"
-        made = staticmethod(lambda prompt, before: torch.rand(1, before))
+        made = staticmethod(lambda prompt, before: torch.rand(SHAPE.kv_heads, before))
 
         def prefill_end(self, prompt: Prefilled) -> Any:
             layout, placement = super().prefill_end(prompt)
@@ -273,7 +285,7 @@ def test_a_layout_beyond_the_budget_is_refused_by_its_bytes() -> None:
 def test_tensors_that_a_method_holds_beyond_the_budget_are_refused() -> None:
     class Hoarder(Scorer):
         name = "hoarder"
-        made = staticmethod(lambda prompt, before: torch.rand(1, before))
+        made = staticmethod(lambda prompt, before: torch.rand(SHAPE.kv_heads, before))
 
         def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
             return {"hoard": (torch.zeros(HALF),)}
@@ -317,6 +329,19 @@ def test_a_refusal_passes_as_it_is(error: ValueError) -> None:
     with pytest.raises(type(error), match=re.escape(str(error))) as raised:
         Trial(raising(error, "prefill_end"), N, NEW)
     assert raised.value is error
+
+
+@pytest.mark.parametrize("call", [lambda: max([]), lambda: int("no number"), lambda: torch.Generator("nothing")])
+def test_a_value_error_that_nobody_raised_on_purpose_is_a_fault(call: Callable[[], Any]) -> None:
+    def raises(self: Any, *arguments: Any) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            float(str(error))
+
+    found = fault(type("Raising", (FullKV,), {"name": "raising", "prefill_end": raises}))
+    assert (found.code, found.hook) == (RAISED, "prefill_end")
+    assert "test_border.py, line " in found.problem
 
 
 def test_a_shortage_of_memory_passes_as_it_is() -> None:

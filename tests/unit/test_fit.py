@@ -329,7 +329,7 @@ def test_the_estimate_says_preset_values_and_what_would_work(source: PromptText)
     less = estimate(source, "demo", "freekv", {}, "0.02", 6, "paper")["instead"]
     assert less["preset"] == FIT
     assert estimate(source, "demo", "freekv", {}, less["budget"], 6, FIT)["feasible"] is True
-    assert estimate(source, "demo", "quest", {}, "64tok", 6)["instead"] == {"budget": "100%"}
+    assert estimate(source, "demo", "quest", {}, "64tok", 6)["instead"] == {"budget": "auto"}
 
 
 @pytest.mark.parametrize("name", ["sekv", "sentkv", "infinigen", "razorattention", "freekv", "snapkv"])

@@ -308,7 +308,7 @@ def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> N
     [
         ("snapkv", "20%", ({}, "resident bytes")),
         ("quest", "20%", ({"keep": 0.2}, "attended tokens")),
-        ("quest", "100%", ({}, "none")),
+        ("quest", "100%", ({"keep": 1.0}, "attended tokens")),
         ("magicpig", "20%", ({}, "none")),
         ("full", "", ({}, "none")),
     ],

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ from kvlens.studies.running import carry_out
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.table import Results
 from kvlens.tasks.encoding import encoding
-from kvlens.text.prompts import PromptText
+from kvlens.text.prompts import BadPrompt, PromptText
 from kvlens.text.segments import Segment
 
 PLAN = StudyPlan(
@@ -529,3 +530,25 @@ def test_forced_text_is_fed_to_every_arm_and_compared_with_full_kv_on_it(tmp_pat
     assert {trial.figures["compared_steps"] for *_, trial in heard.trials if trial.figures} == steps
     assert list_runs(tmp_path).empty
     assert replace(prompt, forced="").content != prompt.content
+
+
+@pytest.mark.parametrize("missing", [float("nan"), None, ""])
+def test_a_missing_answer_of_a_frame_is_none(missing: Any) -> None:
+    row = {"text": "The code is 5.", "answer": missing, "answers": missing or None, "needle": missing, "id": missing}
+    prompt = prompt_of(row, "line 1", "line 1")
+    assert (prompt.source.answer, prompt.source.answers, prompt.source.needle) == (None, (), ())
+    assert prompt.id == "line 1"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "The code is 5.", "question": "What is the code?"},
+        {"text": "The code is 5.", "context": "A context."},
+        {"text": 123},
+        {"context": "The code is 5.", "question": 7.5},
+    ],
+)
+def test_a_row_whose_question_would_be_lost_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(BadPrompt):
+        prompt_of(row, "0", "line 1")

@@ -26,8 +26,8 @@ NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:
     """(preset, overrides, rule) by which a method is held to a share of full KV. Methods that keep every token on the
-    device are held to a share of attended tokens instead, where they have a parameter `keep` for it. The others, FullKV
-    among them, are held to nothing, nor are those at 100 %: that is no limit, as in runs (kvlens.runs.memory)."""
+    device are held to a share of attended tokens instead, where they have a parameter `keep` for it, as in runs
+    (kvlens.runs.memory). The others, FullKV among them, are held to nothing."""
     preset = default_preset(method.name, model)
     if not budget:
         return preset, {}, "none"

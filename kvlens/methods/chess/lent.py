@@ -66,7 +66,9 @@ class TriggerParameters:
 
 
 class PagesAtTrigger(Base):
-    """Keeps the pages that a KV head wished for until the trigger fires; then the method's own ranking is asked."""
+    """Keeps the pages that a KV head wished for until the trigger fires; then the method's own ranking is asked. In
+    between FreeKV's correction finds nothing else to read. A page of the trigger is `page` steps from the first on;
+    CHESS judges the pages of its own cut."""
 
     static_ready = False
     """a variable of the host decides whether a step selects"""

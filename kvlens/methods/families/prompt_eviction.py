@@ -183,9 +183,9 @@ class PromptEviction(Method):
         return Kept.masked(torch.stack(masks), torch.stack(scores) if is_partial else None)
 
     def _checked(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
-        """Return the layer's score, checked: float32 [H_kv, before] or [1, before]."""
-        score, sizes = self.score(prompt, layer, before), ((self.context.shape.kv_heads, before), (1, before))
-        score = self.checks.tensor("score", score, sizes, "float or int", layer)
+        """Return the layer's score, checked: float32 [H_kv, before], or [1, before] where `one_set` is True."""
+        score, rows = self.score(prompt, layer, before), 1 if self.one_set else self.context.shape.kv_heads
+        score = self.checks.tensor("score", score, ((rows, before),), "float or int", layer)
         if not self.partial_ranking:
             self.checks.rankable("score", score, layer)
         return score.float()

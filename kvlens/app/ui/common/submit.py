@@ -15,12 +15,13 @@ from kvlens.app.ui.common.readahead import finished_phases, reads
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
-from kvlens.budget import in_words, phrase
+from kvlens.budget import WHOLE
+from kvlens.lens.knob import asked_limit
 from kvlens.methods.naming import installed_entry, preset_name
 from kvlens.models.find import DEMO, default_model
 from kvlens.refusal import Refusal
 from kvlens.runs.preflight import estimate
-from kvlens.runs.request import DEFAULT_SHARE, default_preset
+from kvlens.runs.request import AUTO, DEFAULT_SHARE, default_preset
 from kvlens.tasks.sample import TITLE
 
 
@@ -28,7 +29,7 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
     """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
     file = manager().scratch("prompt.json", prompt.file_text())
     method = choice_name(choice) + (f" ({choice.preset})" if choice.preset else "")
-    title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
+    title = f"{method} on {choice.model}, {_limit_of(choice)}: {prompt.source}"
     argv = command(file, choice, data.runs_dir().resolve())
     phases = _likely_phases(prompt, choice)
     return manager().submit(argv, title, then=then, likely=phases, reads=reads(prompt, choice))
@@ -62,6 +63,12 @@ def choice_name(choice: MethodChoice) -> str:
     return preset_name(choice.method, choice.preset or usual, choice.changed, usual)
 
 
+def _limit_of(choice: MethodChoice) -> str:
+    """What the chosen run is held to."""
+    is_held_by_parameters = choice.budget == AUTO and data.keeps_all(choice.method)
+    return asked_limit(choice.method, choice.changed, None if is_held_by_parameters else choice.budget)
+
+
 def submit_race(
     prompt: PromptChoice, choice: MethodChoice, against: Sequence[str], variants: Sequence[tuple[str, str]] = ()
 ) -> str:
@@ -75,7 +82,7 @@ def submit_race(
     )
     if variants:
         names += f" ({variants[0][0]} as chosen, {', '.join(value for _, value in variants)})"
-    title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
+    title = f"Race of {names} on {choice.model}, {_limit_of(choice)}: {prompt.source}"
     return manager().submit(argv, title, reads=reads(prompt, choice))
 
 
@@ -101,7 +108,7 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     source = f"{request.task}, {request.length or 'whole'} tokens{place}, seed {request.seed}"
     prompt = PromptChoice(tasks.prompt_of(request), source)
     # A method that keeps every token on the device is held to its budget by a parameter, which is among the overrides.
-    budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
+    budget = AUTO if entry["keeps_all"] else str(trial["budget"] or WHOLE)
     most = int(trial.get("max_new") or drawn.new_tokens)
     choice = MethodChoice(
         str(trial["method"]),
@@ -122,7 +129,7 @@ def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodCh
     usual method on the real model, the one that answers it."""
     model = default_model()
     entry = next(entry for entry in data.catalogue() if entry["name"] == method)
-    budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
+    budget = AUTO if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
     preset = methods.ANSWERING if model != DEMO and method == methods.DEFAULT else None
     return sample(model), MethodChoice(method, model, preset, budget, 48, 0, against=not entry["keeps_all"])
 

@@ -70,7 +70,7 @@ def fill_form() -> None:
     preset = request.get("preset") or meta.preset or usual
     if preset == FIT:
         overrides = parts_as_run(kind, usual, meta.config) | overrides
-    budget = str(request.get("budget") or ("100%" if kind.keeps_all else AUTO))
+    budget = str(request.get("budget") or AUTO)
     fields = {
         "form_source": "Upload",
         "form_model": model,

@@ -72,13 +72,14 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     keeps_all = bool(entry["keeps_all"])
     budget = left_column.text_input(
         "Budget",
-        "100%" if keeps_all else AUTO,
+        AUTO,
         key=budget_key(keeps_all),
         persist_state="session",
         help=(
             "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
             f"(64MB). 100%: no limit. {AUTO}: {float(DEFAULT_SHARE):.0%}, or the least that the method can hold for "
-            "this prompt. For a method that keeps all KV, a share limits the tokens it attends."
+            "this prompt. For a method that keeps all KV, a share limits the tokens it attends, 100% attends all, and "
+            f"{AUTO} leaves it to the parameters."
         ),
     )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
