@@ -114,7 +114,7 @@ def test_what_a_run_that_is_not_whole_is() -> None:
 def test_replay_says_that_tokens_were_drawn(visit: Visit, tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 1, 8, seed=4, prompt_tokens=60, temperature=0.9, top_p=0.95)
     app = visit(tmp_path, "replay", run=uid)
-    assert "· 1 step · none, bfloat16 · temperature 0.9, top-p 0.95, seed 4 ·" in words(app)
+    assert "· 1 step · none · temperature 0.9, top-p 0.95, seed 4 ·" in words(app)
     assert "· 1 step ·" in app.selectbox[0].options[0]
 
 
