@@ -43,9 +43,7 @@ def facts(reader: TraceReader) -> None:
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
-    device = meta.device or "device not recorded"
-    if budget is None or not full:  # else the budget says it
-        device += f", {meta.dtype or 'dtype not recorded'}"
+    dtype = f", {meta.dtype or 'dtype not recorded'}" if budget is None or not full else ""  # else the budget says it
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     reuse = " · prompt reused" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
@@ -54,7 +52,7 @@ def facts(reader: TraceReader) -> None:
         st.text(
             visible(
                 f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
-                f"{device} · {drawn}"
+                f"{meta.device or 'device not recorded'}{dtype} · {drawn}"
                 f"seed {'not recorded' if meta.seed is None else meta.seed} · {passed} · "
                 f"{verdict_words(meta.model_check)}{reuse}"
             )
