@@ -78,8 +78,8 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         help=(
             "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
             f"(64MB). 100%: no limit. {AUTO}: {float(DEFAULT_SHARE):.0%}, or the least that the method can hold for "
-            "this prompt. For a method that keeps all KV, a share limits the tokens it attends (100%: as many as its own rules allow), and "
-            f"{AUTO} leaves it to the parameters."
+            "this prompt. For a method that keeps all KV, a share bounds the tokens it attends; "
+            f"{AUTO} leaves them to its parameters."
         ),
     )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
