@@ -16,6 +16,7 @@ from kvlens.app import gallery
 from kvlens.app.ui.replay.tour import marks
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
+from kvlens.methods.naming import run_name
 from kvlens.player import payload
 from kvlens.player.codec import unpack
 from kvlens.player.lens import LEAST_HOLE
@@ -46,6 +47,15 @@ def test_an_empty_folder_shows_a_card_for_every_loss(visit: Visit, tmp_path: Pat
         assert loss.place.split(" missed span ")[0].startswith("L")
         assert loss.cause.endswith("chosen") or "candidates" not in loss.why or ";" in loss.why, "as far as the cut"
     assert not app.expander
+
+
+def test_a_card_names_a_stand_in_exactly_where_its_run_had_one(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path / "empty")
+    for loss in gallery.losses():
+        gallery.bring(loss, tmp_path / "runs")
+        with TraceReader.open(tmp_path / "runs", loss.uid) as reader:
+            name = run_name(reader.meta)
+        assert opener(app, loss).label.startswith(f"Open {name}'s loss"), name  # type: ignore[attr-defined]
 
 
 def test_a_click_brings_the_loss_and_opens_it_where_it_was_lost(visit: Visit, tmp_path: Path) -> None:

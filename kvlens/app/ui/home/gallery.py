@@ -10,6 +10,7 @@ from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.condition import KNOWN, listed, token_words
 from kvlens.methods.naming import preset_name
+from kvlens.runs.request import default_preset
 from kvlens.store.errors import TraceError
 from kvlens.text.plaintext import visible
 
@@ -37,7 +38,7 @@ def _rows(losses: tuple[gallery.Loss, ...]) -> None:
 
 def _card(loss: gallery.Loss) -> None:
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
-    title = preset_name(loss.method, loss.preset, loss.overrides)
+    title = preset_name(loss.method, loss.preset, loss.overrides, default_preset(loss.method, loss.model))
     with st.container():  # one piece, so that the buttons of a row stand in a line
         widgets.method_mark(loss.method, title)
         st.text(visible(loss.question))
