@@ -52,11 +52,8 @@ class Generation:
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         self.decode: Callable[[list[int]], str] = loaded.tokenizer.decode
-        self.comparison = (
-            None
-            if against is None
-            else Comparison(against, loaded.model.config.vocab_size, partial(token_text, loaded.tokenizer))
-        )
+        pieces = partial(token_text, loaded.tokenizer)
+        self.comparison = None if against is None else Comparison(against, loaded.model.config.vocab_size, pieces)
         self.cache = SessionCache(session, loaded.shape.layers)
         self.sink, self.oracle, self.follow = sink, oracle, follow
         self.tally = Tally(loaded.shape, session.transfers, session.account)
@@ -78,13 +75,15 @@ class Generation:
         """Prefill (or take the prompt that was read before) and decode, step by step through the session or a seat."""
         self.place(read)
         self.progress("decode", 0, self.steps)
-        step = SessionStep(self.loaded, self.session, self.cache, seat)
+        step, result = SessionStep(self.loaded, self.session, self.cache, seat), self.result
         decode(step, [self])
         self.session.border.end()
         self.session.border.count_held(self.session.account)
-        result = self.result
         result.unannounced_bytes, result.most_rows = self.session.border.holdings.bytes, step.most_rows
         result.text = self.loaded.decode(result.ids[self.asked :])
+        if self.follow is not None:
+            self.follow.decoded(result.text)
+            self.cancelled()  # the other lanes of a race decode before the last steps of this one are measured
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
         result.link_host_wait_s = self.session.memory.host_wait_ns / 1e9

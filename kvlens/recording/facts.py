@@ -111,6 +111,9 @@ class Follower(Protocol):
     def note_step(self, seen: Seen) -> None:
         """A step has ended: once each, in order, on the engine's thread."""
 
+    def decoded(self, text: str) -> None:
+        """The last step was made and this is the output. The last steps are still being measured."""
+
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
         before they are measured."""

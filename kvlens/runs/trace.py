@@ -126,7 +126,8 @@ class Watcher(Protocol):
         """A step has ended: once each, in order, on the run's thread."""
 
     def decoded(self, text: str) -> None:
-        """The last step was made and this is the output. The run's surprisals and effects are still to come."""
+        """The last step was made and this is the output. The last steps are still being measured; the run's surprisals
+        and effects are still to come."""
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         """See kvlens.recording.recorder.Follower."""

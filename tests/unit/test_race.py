@@ -146,11 +146,11 @@ def seen(timed: tuple[Path, RaceInfo, Watching, float]) -> tuple[Path, RaceInfo,
 
 
 def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Surprisals and effects of a lane that ends first wait for the last token of the others."""
+    """The last measures, surprisals and effects of a lane that ends first wait for the last token of the others."""
     decoded: list[int] = []
     whole_by_then: list[int] = []
     tell = Watched.decoded
-    add, effects = storing.add_surprisals, Lost.effects
+    add, effects, finish = storing.add_surprisals, Lost.effects, recorder.Recorder.finish
 
     def note(self: Watched, text: str) -> None:
         decoded.append(self._number)
@@ -168,6 +168,7 @@ def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monk
     decoded.clear()
     monkeypatch.setattr(storing, "add_surprisals", count(add))
     monkeypatch.setattr(Lost, "effects", count(effects))
+    monkeypatch.setattr(recorder.Recorder, "finish", count(finish))
     info = raced(tmp_path, "streaming_llm", "snapkv", "h2o")
     assert [lane.state for lane in info.lanes] == ["completed"] * 4
     assert set(whole_by_then) == {3}
