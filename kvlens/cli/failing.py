@@ -28,10 +28,20 @@ def take_debug_flag(arguments: list[str]) -> list[str]:
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command. Every error becomes one sentence and exit status 1; with `--debug` the trace is printed first."""
-    from kvlens.store.errors import TraceError
+    """Run a command. Every error becomes one sentence and exit status 1; with `--debug` the trace is printed first. A
+    command that a signal has stopped ends with 128 and the signal's number (kvlens.runs.stopping)."""
+    from kvlens.runs.stopping import exit_status
 
     sys.argv[1:] = take_debug_flag(sys.argv[1:])
+    try:
+        _run_or_fail(command)
+    except SystemExit as ended:
+        raise SystemExit(exit_status(ended.code) if isinstance(ended.code, int) else ended.code) from None
+
+
+def _run_or_fail(command: Callable[[], object]) -> None:
+    from kvlens.store.errors import TraceError
+
     try:
         command()
     except Exception as error:

@@ -9,13 +9,23 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+_received: list[int] = []
+"""signals that `stop_signals` has heard, in order"""
+
+
 def stop_signals() -> Callable[[], bool]:
     """Listen to SIGINT and SIGTERM for the rest of the process. The returned function returns True after the first
     signal; a second signal raises KeyboardInterrupt."""
     event = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _handler(event))
+        signal.signal(number, _handler(event, _received.append))
     return event.is_set
+
+
+def exit_status(status: int) -> int:
+    """Return the exit status of a command that would end with `status`: 128 and the signal's number where it ends with
+    1 and a signal asked it to stop."""
+    return 128 + _received[0] if status == 1 and _received else status
 
 
 @contextmanager
@@ -33,8 +43,11 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
-def _handler(event: threading.Event) -> Callable[[int, FrameType | None], None]:
+def _handler(
+    event: threading.Event, note: Callable[[int], None] = lambda number: None
+) -> Callable[[int, FrameType | None], None]:
     def stop(number: int, frame: FrameType | None) -> None:
+        note(number)
         if event.is_set():
             raise KeyboardInterrupt
         event.set()

@@ -103,12 +103,15 @@ def test_kill_9_after_the_last_step_costs_no_step(warm: WarmProcess, tmp_path: P
     assert (shown["status"], shown["steps"]) == ("interrupted", 5)
 
 
-def test_sigterm_cancels_and_keeps_what_was_recorded(warm: WarmProcess, tmp_path: Path, kvlens: Kvlens) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_cancels_and_keeps_what_was_recorded(
+    warm: WarmProcess, tmp_path: Path, kvlens: Kvlens, number: signal.Signals
+) -> None:
     pid = warm.begin(tmp_path, "", *command(tmp_path))
     uid = wait_for_steps(tmp_path / "runs", pid, 32)
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, number)
     ended = warm.end()
-    assert ended.returncode == 1
+    assert ended.returncode == 128 + number
     assert "cancelled" in ended.stderr
     shown = json.loads(kvlens("runs", "show", uid, "--json").stdout)
     assert shown["status"] == "cancelled"
