@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 _received: list[int] = []
 """signals that `stop_signals` has heard, in order"""
 

@@ -430,7 +430,7 @@ def tree_of(rows: torch.Tensor, first: int, chunk_pages: int, grid_chunks: int, 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.floats(0.01, 1.0), st.integers(200, 5000), st.integers(0, 2), st.integers(1, 4))
+@given(st.floats(0.01, 1.0, exclude_max=True), st.integers(200, 5000), st.integers(0, 2), st.integers(1, 4))
 def test_keep_stays_within_the_share_where_it_can(keep: float, tokens: int, sinks: int, window: int) -> None:
     params = dataclasses.replace(PARAMS, keep=keep, sink_pages=sinks, window_pages=window)
     count = pages_within(params, tokens)
@@ -446,6 +446,16 @@ def test_keep_sets_the_share_really_attended(demo: Any) -> None:
         run(demo, prompt, "chess", preset="demo", overrides={"keep": keep}, max_new=12, sink=sink)
         share = max(float(record.kv["attended_tokens"].max()) for record in sink.steps) / len(prompt.ids)
         assert keep - 0.01 < share <= keep
+
+
+def test_all_tokens_are_attended_where_all_are_to_be(demo: Any) -> None:
+    """Also pages that leave the window after the last selection."""
+    prompt, _ = task_prompt(demo, "needle", 300, max_new=40)
+    sink = ListSink()
+    run(demo, prompt, "chess", preset="demo", overrides={"keep": 1.0}, max_new=40, sink=sink, ignore_eos=True)
+    assert len(sink.steps) == 40
+    for record in sink.steps:
+        assert (record.kv["attended_tokens"] == len(prompt.ids) + record.step).all()
 
 
 def test_bad_parameters_give_one_sentence() -> None:

@@ -183,10 +183,10 @@ class Chess(Method):
 
     def _renew(self) -> None:
         """The table that every layer reads; None when all that has left the window is selected, so that attention is
-        full attention."""
+        full attention, as it always is where all tokens are to be attended."""
         from kvlens.memory.placement import Selection
 
-        if self._selected.issuperset(range(self.params.sink_pages, self._left)):
+        if self.params.keep == 1 or self._selected.issuperset(range(self.params.sink_pages, self._left)):
             self._selection = None
             return
         shape = self.context.shape

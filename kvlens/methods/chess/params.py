@@ -203,6 +203,8 @@ class Sizes:
 
 def pages_within(p: ChessParameters, tokens: int) -> int:
     """Pages that `keep` leaves to the selection of a context of `tokens` tokens, after sinks, window and a full
-    unfinished page."""
+    unfinished page; all of them at 1."""
+    if p.keep == 1:
+        return tokens // p.page
     safe = (p.sink_pages + p.window_pages + 1) * p.page
     return max(1, (math.floor(p.keep * tokens + 1e-9) - safe) // p.page)

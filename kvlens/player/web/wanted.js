@@ -57,7 +57,7 @@ export class Wanted {
     ctx.fillStyle = theme.text;
     ctx.font = `600 12px ${theme.font}`;
     const { layer, head } = view.slice.header;
-    ctx.fillText(`What ${view.headName(layer, head)} would have read at step ${view.step}`, 0, 9);
+    ctx.fillText(`Attention of ${view.headName(layer, head)} by span, step ${view.step}`, 0, 9);
     ctx.font = `11px ${theme.font}`;
     const all = Wanted.listed(view, view.step);
     this.rows = all ? all.slice(0, WANTED_ROWS) : [];

@@ -117,10 +117,11 @@ def _matrix(results: Results, group: str | None) -> None:
     st.caption(
         "An arm is one configuration: method, parameters, budget, place of the question, seed. n: prompts whose answer "
         "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
-        "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download. "
-        "mean KL: over the steps up to the first other token. Their number, steps compared, differs between arms. "
-        "FullKV exceeds 100 % resident by its tables. It reads less than 100 %: a step reads the tokens so far, and "
-        "full KV has all new tokens of the limit."
+        "Both are shares of full KV with all new tokens that the limit allows; a step reads the tokens so far. What a "
+        "method needs beside keys and values is resident too, so FullKV has more than 100 %. The budget of a method "
+        "that keeps all KV limits the tokens it attends. A refused arm needs more than its budget. mean KL: over the "
+        "steps up to the first token that differs from full KV's; steps compared is their number. Times per step are "
+        "in the download."
     )
     with st.container(horizontal=True):
         download(results.frame(), f"kvlens-study-{results.info.id}")
