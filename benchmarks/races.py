@@ -101,9 +101,9 @@ def main() -> None:
         rows.append(measure(SEED + number, options.tokens, options.steps))
         print(json.dumps(rows[-1]), flush=True)
     about = {"kvlens": __version__, "machine": machine(), "date": now()[:10], "model": MODEL, "task": TASK}
-    asked = {"methods": METHODS, "budget": BUDGET, "tokens": options.tokens, "steps": options.steps}
+    choice = {"methods": METHODS, "budget": BUDGET, "tokens": options.tokens, "steps": options.steps}
     ratio = median(row["ratio"] for row in rows)
-    options.out.write_text(json.dumps({"about": about | asked, "ratio": ratio, "races": rows}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"about": about | choice, "ratio": ratio, "races": rows}, indent=1) + "\n")
     print(f"{options.out}: the clock over the decode times, median of {len(rows)}: {ratio}")
 
 

@@ -51,7 +51,7 @@ class MiniCache(PackedTokens):
     Departures: a fixed share of the tokens stays, those with the largest angles, so that bytes are known before; the
     paper keeps those within a share of the range of angles. Tokens that leave the window later stay if their angle is
     larger than the smallest one that stayed of the prompt, as long as there is room. The newest tokens are not merged
-    yet. Keys are merged after their rotary embedding. The paper quantises as well.
+    yet. Keys are merged after their rotary embedding, per KV head. The paper quantises in a second arm.
     """
 
     name = "minicache"

@@ -29,6 +29,11 @@ class SemantiCacheParameters:
     window: int = param(32, "last prompt tokens, kept as they are", ours=True)
     marks: str = param("full", "which marks end a chunk, as sentence chunks have them", choices=tuple(SETS), ours=True)
     longest: int = param(64, "tokens of a chunk at most", ours=True)
+    whole_marks: bool = param(
+        False,
+        "a mark is an entry of its own, as in the paper, where all chunks and marks fit into the entries",
+        ours=True,
+    )
 
     def __post_init__(self) -> None:
         if min(self.entries, self.sinks, self.window) < 0 or self.longest < 1:
@@ -44,15 +49,17 @@ class SemantiCacheParameters:
 
 
 class SemantiCache(MergedEntries):
-    """When prefill ends (after the abstract; no other text and no code could be had): the prompt is cut at natural
-    delimiters; inside a chunk the first token that belongs nowhere yet is a seed, and later ones whose key has at least
-    a threshold's cosine with its key join it; each cluster is one entry of mean key and mean value, to whose score the
-    log of its tokens is added, so that it weighs as much as they did if they were alike.
+    """When prefill ends (after the abstract and summaries by others; no full text and no code could be had): the prompt
+    is cut at natural delimiters; inside a chunk the first token that belongs nowhere yet is a seed, and later ones
+    whose key has at least a threshold's cosine with its key join it; each cluster is one entry of mean key and mean
+    value, to whose score the log of its tokens is added, so that it weighs as much as they did if they were alike.
 
-    Ours throughout: marks, order of seeds (left to right), cosine of keys after RoPE, plain means, clusters per KV
-    head; the threshold of each KV head is the highest, found by halving, with which its clusters fit into the entries
-    it has. Where there are more chunks than entries, neighbouring chunks become one. First and last prompt tokens stay,
-    nothing is merged while decoding. A cluster of one token is logged as a summary too, though nothing is lost of it.
+    Seeds from left to right, the cosine, plain means and the log are those of the summaries. They also say that marks
+    stay as they are; here a mark may be merged with its chunk, unless `whole_marks`. Ours: the set of marks, keys after
+    RoPE, clusters per KV head; the threshold of each KV head is the highest, found by halving, with which its clusters
+    fit into the entries it has. Where there are more chunks than entries, neighbouring chunks become one. First and
+    last prompt tokens stay, nothing is merged while decoding. A cluster of one token is logged as a summary too, though
+    nothing is lost of it.
     """
 
     name = "semanticache"
@@ -69,23 +76,30 @@ class SemantiCache(MergedEntries):
 
     @classmethod
     def cut(cls, params: SemantiCacheParameters, prompt: PromptFacts, start: int, end: int, entries: int) -> list[Span]:
-        ends, begin = [], start
-        for position in range(start, end):
-            mark = mark_of(prompt.tokens[position], params.marks) if position < len(prompt.tokens) else None
-            if mark is not None or position + 1 - begin == params.longest or position + 1 == end:
-                shown = "" if mark is None else mark.text.replace("\n", "\\n")
-                why = (
-                    f"Ends after '{shown}'."
-                    if shown
-                    else "Ends with the prompt."
-                    if position + 1 == end
-                    else "As long as may be."
-                )
-                ends.append((position + 1, why))
-                begin = position + 1
+        ends = cls._ends(params, prompt, start, end, params.whole_marks)
+        if params.whole_marks and entries and len(ends) > entries:
+            ends = cls._ends(params, prompt, start, end, False)
         joined = ends if not entries else ends[::-1][:: -(-len(ends) // entries)][::-1] if ends else []
         begins = [start, *(place for place, _ in joined)]
         return [Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False)]
+
+    @classmethod
+    def _ends(
+        cls, params: SemantiCacheParameters, prompt: PromptFacts, start: int, end: int, whole_marks: bool
+    ) -> list[tuple[int, str]]:
+        """Return where each chunk of positions [start, end) ends, and why it does."""
+        ends, begin = [], start
+        for position in range(start, end):
+            mark = mark_of(prompt.tokens[position], params.marks) if position < len(prompt.tokens) else None
+            shown = "" if mark is None else mark.text.replace("\n", "\\n")
+            if shown and whole_marks and position > begin:
+                ends.append((position, f"Ends before '{shown}'."))
+                begin = position
+            if mark is not None or position + 1 - begin == params.longest or position + 1 == end:
+                why = "Ends with the prompt." if position + 1 == end else "As long as may be."
+                ends.append((position + 1, f"Ends after '{shown}'." if shown else why))
+                begin = position + 1
+        return ends
 
     def merge(
         self, prompt: Prefilled, layer: int, chunks: list[Span], entries: int

@@ -9,15 +9,18 @@ from methodtrial import SHAPE, Trial
 from kvlens.methods.semanticache import HALVINGS
 
 N, NEW, ENTRIES, SINKS, WINDOW = 75, 4, 20, 3, 9
+SIZES = {"entries": ENTRIES, "sinks": SINKS, "window": WINDOW, "longest": 11}
 TEXT = tuple("end." if at % 13 == 12 else f"word{at}" for at in range(N + 1))
 CHUNKS = [(3, 13), (13, 24), (24, 26), (26, 37), (37, 39), (39, 50), (50, 52), (52, 63), (63, 65), (65, 66)]
 """after a full stop, after 11 tokens, where the window begins"""
+MARKS = [12, 25, 38, 51, 64]
+TEXTS = [(3, 12), (13, 24), (24, 25), (26, 37), (37, 38), (39, 50), (50, 51), (52, 63), (63, 64), (65, 66)]
 
 
-def clusters(keys: np.ndarray, threshold: float) -> list[list[int]]:
+def clusters(keys: np.ndarray, threshold: float, chunks: list[tuple[int, int]]) -> list[list[int]]:
     """keys [n, D] -> positions of each cluster, chunk by chunk, by their seeds."""
     unit, made = keys / np.linalg.norm(keys, axis=-1, keepdims=True), []
-    for start, end in CHUNKS:
+    for start, end in chunks:
         left = list(range(start, end))
         while left:
             mine = [p for p in left if p == left[0] or unit[p] @ unit[left[0]] >= threshold]
@@ -28,19 +31,22 @@ def clusters(keys: np.ndarray, threshold: float) -> list[list[int]]:
 
 @pytest.fixture
 def trial() -> Trial:
-    return Trial("semanticache", N, NEW, text=TEXT, entries=ENTRIES, sinks=SINKS, window=WINDOW, longest=11)
+    return Trial("semanticache", N, NEW, text=TEXT, **SIZES)
 
 
-def test_every_step_attends_the_merged_entries(trial: Trial) -> None:
+@pytest.mark.parametrize("whole_marks", [False, True])
+def test_every_step_attends_the_merged_entries(whole_marks: bool) -> None:
+    chunks = sorted([*TEXTS, *((at, at + 1) for at in MARKS)]) if whole_marks else CHUNKS
+    trial = Trial("semanticache", N, NEW, text=TEXT, whole_marks=whole_marks, **SIZES)
     found = {span.tok_start: span.tok_end for span in trial.session.memory.spans.rows if span.kind == "chunk"}
-    assert list(found.items()) == CHUNKS
+    assert list(found.items()) == chunks
     notes = {(note.name, note.layer): note.values for note in trial.session.method.drain_journal()}
     q, k = trial.step(0)
     for layer, head in np.ndindex(SHAPE.layers, SHAPE.q_heads):
         at = layer, head // SHAPE.group
         threshold = float(notes["threshold", layer][at[1]])
-        made = clusters(trial.keys[at], threshold)
-        assert len(made) <= ENTRIES < len(clusters(trial.keys[at], threshold + 2 / 2**HALVINGS))
+        made = clusters(trial.keys[at], threshold, chunks)
+        assert len(made) <= ENTRIES < len(clusters(trial.keys[at], threshold + 2 / 2**HALVINGS, chunks))
         keys, values = (
             np.array([*of[at][:SINKS], *(of[at][c].mean(0) for c in made), *of[at][N - WINDOW :], k[at]])
             for of in (trial.keys, trial.values)
@@ -57,8 +63,10 @@ def test_every_step_attends_the_merged_entries(trial: Trial) -> None:
         assert float(notes["shortened", layer][at[1]]) == pytest.approx(np.mean(ratio), abs=1e-4)
 
 
-def test_more_chunks_than_entries_are_joined() -> None:
-    trial = Trial("semanticache", N, NEW, text=TEXT, entries=4, sinks=SINKS, window=WINDOW, longest=11)
+@pytest.mark.parametrize("whole_marks", [False, True])
+def test_more_chunks_than_entries_are_joined(whole_marks: bool) -> None:
+    """Marks are whole where they fit alone."""
+    trial = Trial("semanticache", N, NEW, text=TEXT, whole_marks=whole_marks, **SIZES | {"entries": 4})
     chunks = [(s.tok_start, s.tok_end) for s in trial.session.memory.spans.rows if s.kind == "chunk"]
     assert chunks == [(3, 13), (13, 37), (37, 52), (52, 66)]
 
