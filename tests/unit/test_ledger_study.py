@@ -11,7 +11,7 @@ import pytest
 
 from kvlens.lab.studies.ledger_page import BEGIN, END, tables, write_page
 from kvlens.lab.studies.ledger_table import summarise, tracks_of
-from kvlens.lab.studies.loss_ledger import TASKS, trial_of
+from kvlens.lab.studies.loss_ledger import TASKS, is_usual, trial_of
 from kvlens.lab.studies.rocpicture import picture
 from kvlens.ledger.account import LossLedger, Share
 from kvlens.ledger.foresight import area, foresight, roc
@@ -46,6 +46,14 @@ def test_trials_go_round_over_tasks_and_places_of_the_question() -> None:
         (task, place) for task in TASKS for place in ("in", "after")
     }
     assert len({trial.seed for trial in trials}) == 6
+
+
+def test_rows_of_a_preset_that_was_usual_before_do_not_count() -> None:
+    """SeKV's router for SmolLM2 came later than its first ledgers."""
+    kept = [row(0, "sekv", preset=preset) for preset in ("paper", "smollm2", "fit")]
+    assert [is_usual(each, "smollm2") for each in kept] == [False, True, True]
+    assert is_usual(row(0, "streaming_llm", preset=None), "smollm2")
+    assert is_usual(row(0, "frontier", preset=None), "smollm2")
 
 
 def test_tables_count_shares_repairs_and_distances() -> None:

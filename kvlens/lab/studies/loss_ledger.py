@@ -6,7 +6,8 @@
 Prompts go round over niah_multikey, niah_kinds and niah_single, and over a question that is known and one that is fed
 after the context was placed. A method that cannot keep to the budget gets 1.02 times its smallest one, which the row
 records. Every prompt that full KV answers also gets its oracle frontier. Trials are kept one a line, so that an
-interrupted study goes on. `--summarise` makes the table of what is kept and runs nothing.
+interrupted study goes on; rows of a preset that is no longer the usual one count no more. `--summarise` makes the table
+of what is kept and runs nothing.
 
 It is no study of kvlens.studies: a repair changes what happens inside a run, and follows from that run's effects.
 """
@@ -36,9 +37,11 @@ from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
+from kvlens.methods.parameters import FIT
 from kvlens.models.device import CPU, settle
 from kvlens.models.find import default_model
 from kvlens.runs.answerend import answer_end
+from kvlens.runs.request import default_preset
 
 FIRST_SEED = 8_400_000
 METHODS = (
@@ -61,6 +64,13 @@ def trial_of(index: int, method: str, length: int, budget: str) -> Trial:
     task, question = TASKS[index % len(TASKS)], QUESTIONS[index // len(TASKS) % len(QUESTIONS)]
     depth = DEPTHS[index // (len(TASKS) * len(QUESTIONS)) % len(DEPTHS)]
     return Trial(task, length, depth, FIRST_SEED + index, index, method, budget, question)
+
+
+def is_usual(row: dict[str, Any], model: str) -> bool:
+    """Return True for the row of a frontier, or of a method under the preset that is the model's usual one today, or
+    under `fit`. Rows of a preset that was usual before stay in the file and count no more."""
+    name = row["method"]
+    return name == FRONTIER or row["preset"] in (FIT, default_preset(name, model))
 
 
 class Ledgers:
@@ -166,7 +176,9 @@ def carry_out(
     from kvlens.engine.models import load
 
     torch.set_num_threads(1)
-    rows = keeping.read(kept_file, _NEEDED, lambda row: row["length"] == length and row["budget"] == budget)
+    rows = keeping.read(
+        kept_file, _NEEDED, lambda row: row["length"] == length and row["budget"] == budget and is_usual(row, model)
+    )
     finished = {(row["method"], row["index"]) for row in rows}
     unanswered = {row["index"] for row in rows if row.get("full") == "wrong"}
     engine = Engine(load(model, settle(device)))
@@ -199,7 +211,9 @@ def main() -> None:
     names = tuple(options.methods.split(","))
     if not options.summarise:
         carry_out(names, options.model, options.device, options.prompts, options.length, options.budget, options.kept)
-    rows = keeping.read(options.kept, _NEEDED, lambda row: row["length"] == options.length)
+    rows = keeping.read(
+        options.kept, _NEEDED, lambda row: row["length"] == options.length and is_usual(row, options.model)
+    )
     names = tuple(name for name in names if any(row["method"] == name for row in rows))
     setting = {"model": options.model, "length": options.length, "budget": options.budget, "tasks": TASKS}
     document = {"about": about(names, options.model) | setting | made_elsewhere(rows)} | summarise(rows)

@@ -119,8 +119,8 @@ def _matrix(results: Results, group: str | None) -> None:
         "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
         "Both are shares of full KV with all new tokens that the limit allows; a step reads the tokens so far. What a "
         "method needs beside keys and values is resident too, so FullKV has more than 100 %. The budget of a method "
-        "that keeps all KV limits the tokens it attends. A refused arm needs more than its budget. Steps are compared up "
-        "to the first token that differs from full KV's; mean KL is over them. Times per step are in the download."
+        "that keeps all KV limits the tokens it attends. A refused arm needs more than its budget. Steps are compared "
+        "up to the first token that differs from full KV's; mean KL is over them. Times per step are in the download."
     )
     with st.container(horizontal=True):
         download(results.frame(), f"kvlens-study-{results.info.id}")
