@@ -121,6 +121,5 @@ def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     document = json.loads((root / "kvlens/lab/results/loss_ledger.json").read_text(encoding="utf-8"))
     assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")
     lines = (root / "kvlens/lab/results/loss_ledger_trials.jsonl").read_text(encoding="utf-8").splitlines()
-    tracks = tracks_of([json.loads(line) for line in lines])
+    tracks = tracks_of([row for row in map(json.loads, lines) if is_usual(row, "smollm2")])
     assert picture(roc(tracks), document["signals"]) == (root / "docs/evidence/roc.svg").read_text(encoding="utf-8")
-    assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")

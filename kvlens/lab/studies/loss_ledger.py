@@ -32,7 +32,9 @@ from kvlens.lab.bench.provenance import about, made_elsewhere
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
 from kvlens.lab.studies.ledger_page import write_page
-from kvlens.lab.studies.ledger_table import FRONTIER, summarise
+from kvlens.lab.studies.ledger_table import FRONTIER, summarise, tracks_of
+from kvlens.lab.studies.rocpicture import picture
+from kvlens.ledger.foresight import roc
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
@@ -206,7 +208,7 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=Path("loss_ledger.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/loss_ledger.json"))
     parser.add_argument("--summarise", action="store_true", help="make the table of what is kept; run nothing")
-    parser.add_argument("--page", type=Path, default=None, help="renew the tables of this page")
+    parser.add_argument("--page", type=Path, default=None, help="renew the tables of this page, and roc.svg beside it")
     options = parser.parse_args()
     names = tuple(options.methods.split(","))
     if not options.summarise:
@@ -220,6 +222,8 @@ def main() -> None:
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     if options.page is not None:
         write_page(options.page, document)
+        curves = picture(roc(tracks_of(rows)), document["signals"])
+        options.page.with_name("roc.svg").write_text(curves, encoding="utf-8")
 
 
 if __name__ == "__main__":
