@@ -183,7 +183,7 @@ class _Race:
                 turns.hand_on(place)
             if watched.ended:
                 self._decoding.discard(place)
-                while self._decoding and not (self._stop() or turns.has_left(place)):
+                while self._decoding and watched.may_wait() and not (self._stop() or turns.has_left(place)):
                     turns.hand_on(place)
             return self._stop() or turns.has_left(place)
 

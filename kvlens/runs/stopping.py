@@ -16,15 +16,16 @@ def stop_signals() -> Callable[[], bool]:
     """Listen to SIGINT and SIGTERM for the rest of the process. The returned function returns True after the first
     signal; a second signal raises KeyboardInterrupt."""
     event = threading.Event()
+    _received.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _handler(event, _received.append))
     return event.is_set
 
 
 def exit_status(status: int) -> int:
-    """Return the exit status of a command that would end with `status`: 128 and the signal's number where it ends with
-    1 and a signal asked it to stop."""
-    return 128 + _received[0] if status == 1 and _received else status
+    """Return the exit status of a command that would end with `status`: 128 and the first signal's number where the
+    command failed, or was interrupted, and a signal had asked it to stop."""
+    return 128 + _received[0] if status in (1, 128 + signal.SIGINT) and _received else status
 
 
 @contextmanager

@@ -115,6 +115,8 @@ def store(
             drops=pairing.drops,
         )
         writer.hand_over_steps()  # who kills the run during what follows loses none of them
+        if watcher is not None:
+            requested()  # lanes of a race that still decode go on before this one explains
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
     from kvlens.recording.facts import Seen
     from kvlens.records import StepRecord
+
+
+IN_FLIGHT_S = 5.0
+"""seconds for which the last steps of a lane may stay in memory while other lanes decode"""
 
 
 class Audience(Protocol):
@@ -52,22 +57,31 @@ class Watched:
         """whether there was anything to see: a run that is made now"""
         self.ended = False
         """the output is whole"""
+        self._ended_s = 0.0
+        self._made_steps = self._measured_steps = 0
 
     def begun(self, uid: str) -> None:
         self._tell(self._lanes.change, self._number, {"uid": uid, "state": "running"})
 
     def note_step(self, visited: Seen) -> None:
         self.made = True
+        self._made_steps += 1
         self._tell(self._lanes.frame, frame_of(self._number, visited))
 
     def decoded(self, text: str) -> None:
-        self.ended = True
+        self.ended, self._ended_s = True, time.monotonic()
         self._tell(self._lanes.change, self._number, {"text": text, "state": EXPLAINING})
+
+    def may_wait(self) -> bool:
+        """Return True if a run whose output is whole may stand still for others: all its steps are measured, or the
+        last ones are in flight for less than IN_FLIGHT_S."""
+        return self._measured_steps == self._made_steps or time.monotonic() - self._ended_s < IN_FLIGHT_S
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         maps = sketch_of(self._number, step, attended, coverage, self._prompt + step)
         self._tell(self._lanes.maps, maps)
 
     def step(self, record: StepRecord) -> None:
+        self._measured_steps += 1
         maps = maps_of(self._number, record, self._prompt + record.step)
         self._tell(self._lanes.maps, maps)

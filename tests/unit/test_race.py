@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -27,7 +28,7 @@ from kvlens.lens.runlist import search_runs
 from kvlens.lens.segments import segments_of
 from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import recorder
-from kvlens.runs import memory, races, storing
+from kvlens.runs import memory, races, storing, watching
 from kvlens.runs import race as racing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
@@ -172,6 +173,22 @@ def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monk
     info = raced(tmp_path, "streaming_llm", "snapkv", "h2o")
     assert [lane.state for lane in info.lanes] == ["completed"] * 4
     assert set(whole_by_then) == {3}
+
+
+def test_last_steps_stay_in_memory_for_seconds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that ended long before the others does not wait for them until its steps are measured."""
+    clock, lanes = [100.0], SimpleNamespace(change=None, frame=None, maps=None)
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching, "frame_of", lambda *given: {})
+    monkeypatch.setattr(watching, "maps_of", lambda *given: {})
+    watched: Any = Watched(0, 10, lambda *given: None, lanes)  # type: ignore[arg-type]
+    watched.note_step(None)
+    watched.decoded("")
+    assert watched.may_wait()
+    clock[0] += watching.IN_FLIGHT_S
+    assert not watched.may_wait()
+    watched.step(SimpleNamespace(step=0))
+    assert watched.may_wait()
 
 
 @pytest.mark.parametrize("method", KINDS)

@@ -114,6 +114,8 @@ def close_lanes(job: Job) -> None:
 
 def why(code: int) -> str:
     """Return one sentence on the end of a process that gave no reason."""
+    if code == 128 + signal.SIGTERM:
+        code = -signal.SIGTERM
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         hint = " (often: out of memory)" if name == "SIGKILL" else ""
