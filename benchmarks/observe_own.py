@@ -21,10 +21,10 @@ import torch
 from transformers import DynamicCache
 
 import kvlens
-from kvlens.memory.slots import FREE
 from kvlens.observing.hooking import press_name
 from kvlens.recording import recorder
 from kvlens.text.prompts import PromptText
+from kvlens.tiers.slots import FREE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

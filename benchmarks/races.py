@@ -5,8 +5,8 @@
 One process races six methods at 20 % of full KV on generated prompts, one prompt per race. The clock runs from the
 start of the first step of a method to the end of the last step of all methods. A lane's decode time is the `decode_s`
 that its run stores: its steps and their recording, without the comparison with full KV. Full KV's lane ends before the
-clock starts. Each race is a row of the JSON file: wall and processor seconds, decode times and step times added over
-lanes, and the clock over the decode times.
+clock starts. Each race is a row of the JSON file: wall seconds, processor seconds from the end of the first step on,
+decode times and step times added over lanes, and the clock over the decode times.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure(seed: int, tokens: int, steps: int) -> dict[str, Any]:
         times = [_times(Path(folder), lane) for lane in lanes]
     assert clock.first is not None
     opening = times[0][2][0]
-    wall, processor = clock.last[0] - clock.first[0] + opening, clock.last[1] - clock.first[1] + opening
+    wall, processor = clock.last[0] - clock.first[0] + opening, clock.last[1] - clock.first[1]
     decode = sum(seconds for seconds, _, _ in times)
     return {
         "seed": seed,

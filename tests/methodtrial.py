@@ -11,10 +11,10 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.holds import Hold
-from kvlens.memory.slots import FREE
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import FREE
 
 SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)
 """three query heads per KV head, a head size that is no power of two"""

@@ -1,12 +1,12 @@
 """Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `targets`, `write`,
-`show`, `prove GROUP...` or `busy GROUP...`.
+`show`, `prove GROUP...`, `busy GROUP...` or `round`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
 test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
 leaves out a group whose digest is the committed one, says so, and runs a group of any other digest. `prove` runs single
 groups, logs each file of the repository that they and their processes read (tests/readlog/), and writes a digest only
 if the group covers all of these files. `busy` does the same beside a process that never rests, and notes each round in
-tests/busy.json.
+tests/busy.json; `round` does it with all groups, three at a time, and with the tests that are in no group (`whole`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from busy import spinning
-from provedgroups import GROUPS
+from provedgroups import GROUPS, WHOLE
 from testgroup import ROOT, Group, file_name
 
 __all__ = ["GROUPS", "ROOT", "Group"]
 FILE = ROOT / "tests" / "proved.json"
 ROUNDS = ROOT / "tests" / "busy.json"
+NOTING = threading.Lock()
+"""held while a group or a round is noted"""
+LONG = {"core": 0, "others": 1, "browsers": 2, "pages": 3}
+"""groups that a busy round begins with, so that they do not end it alone"""
 TARGETS = ("browsers", "types")
 """groups that a target of the Makefile of the same name checks"""
 
@@ -70,34 +77,45 @@ def write(names: Iterable[str] = tuple(GROUPS)) -> None:
 def prove(*names: str, beside: bool = False) -> int:
     """Run groups, one after the other, and note each that passes and covers what it reads. Return 1 if one does not.
     beside: a process that never rests, and the rounds are noted."""
-    failed = 0
     if not names or set(names) - set(GROUPS):
         print(f"Name one or more of these groups: {', '.join(GROUPS)}.", file=sys.stderr)
         return 2
-    for name in names:
-        group, before = GROUPS[name], GROUPS[name].digest(ROOT)
-        with tempfile.TemporaryDirectory() as log:
-            paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]
-            settings = {"PYTHONPATH": os.pathsep.join(paths), "KVLENS_READ_LOG": log, "KVLENS_READ_ROOT": str(ROOT)}
-            command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-            begun = time.monotonic()
-            with spinning() if beside else contextlib.nullcontext():
-                ended = subprocess.run(
-                    [*command, *map(str, group.files(ROOT))], cwd=ROOT, env=os.environ | settings, check=False
-                )
-            if beside:
-                note_round(name, group, ended.returncode == 0, time.monotonic() - begun)
-            if name == "types" and not ended.returncode:
-                ended = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, check=False)
-            read = files_read(Path(log))
-        missing = sorted(read.keys() - set(group.covered(ROOT)))
-        for path in missing:
-            print(f"{name} reads {file_name(path, ROOT)}, which it does not cover: {', '.join(sorted(read[path]))}.")
-        if ended.returncode or missing or group.digest(ROOT) != before:
-            failed = 1
-        else:
-            write([name])
-    return failed
+    with spinning() if beside else contextlib.nullcontext():
+        failed = [name for name in names if not prove_group(name, beside)]
+    return int(bool(failed))
+
+
+def prove_group(name: str, noted: bool = False, output: IO[str] | None = None) -> bool:
+    """Run a group and note it if it passes and covers what it reads. Return whether it does. noted: its round is noted,
+    too; output: a file for what pytest prints."""
+    group, before = GROUPS[name], GROUPS[name].digest(ROOT)
+    with tempfile.TemporaryDirectory() as log:
+        paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        settings = {"PYTHONPATH": os.pathsep.join(paths), "KVLENS_READ_LOG": log, "KVLENS_READ_ROOT": str(ROOT)}
+        begun = time.monotonic()
+        status = run_tests(group.files(ROOT), settings, output)
+        if noted:
+            note_round(name, len(group.files(ROOT)), status == 0, time.monotonic() - begun)
+        if name == "types" and not status:
+            status = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, stdout=output, check=False).returncode
+        read = files_read(Path(log))
+    missing = sorted(read.keys() - set(group.covered(ROOT)))
+    for path in missing:
+        print(f"{name} reads {file_name(path, ROOT)}, which it does not cover: {', '.join(sorted(read[path]))}.")
+    if status or missing or group.digest(ROOT) != before:
+        return False
+    with NOTING:
+        write([name])
+    return True
+
+
+def run_tests(files: Iterable[Path | str], settings: dict[str, str], output: IO[str] | None) -> int:
+    """Run test files in two processes and return pytest's status."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    environment = os.environ | settings
+    return subprocess.run(
+        [*command, *map(str, files)], cwd=ROOT, env=environment, stdout=output, stderr=output, check=False
+    ).returncode
 
 
 def busy(*names: str) -> int:
@@ -105,12 +123,36 @@ def busy(*names: str) -> int:
     return prove(*names, beside=True)
 
 
-def note_round(name: str, group: Group, passed: bool, seconds: float) -> None:
+def busy_round() -> int:
+    """Run every test beside a process that never rests, three groups at a time, and note each group's round. What
+    pytest prints goes to a file for each group. Return 1 if a group failed."""
+    folder = ROOT / "test-results" / "round"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def attempt(name: str) -> bool:
+        with (folder / f"{name}.log").open("w") as output:
+            begun = time.monotonic()
+            if name in GROUPS:
+                passed = prove_group(name, noted=True, output=output)
+            else:
+                passed = run_tests(WHOLE, {}, output) == 0
+                note_round(name, len(WHOLE), passed, time.monotonic() - begun)
+        print(f"{name}: {'passed' if passed else 'FAILED'}, {time.monotonic() - begun:.0f} s", flush=True)
+        return passed
+
+    with spinning(), ThreadPoolExecutor(3) as pool:
+        names = sorted([*GROUPS, "whole"], key=lambda name: LONG.get(name, len(LONG)))
+        passed = list(pool.map(attempt, names))
+    return int(not all(passed))
+
+
+def note_round(name: str, files: int, passed: bool, seconds: float) -> None:
     """Append a round of a group to ROUNDS."""
-    rounds = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else []
     today = datetime.now(UTC).date().isoformat()
-    row = {"group": name, "date": today, "files": len(group.files(ROOT)), "passed": passed, "seconds": round(seconds)}
-    ROUNDS.write_text("[\n" + ",\n".join(json.dumps(each) for each in [*rounds, row]) + "\n]\n")
+    row = {"group": name, "date": today, "files": files, "passed": passed, "seconds": round(seconds)}
+    with NOTING:
+        rounds = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else []
+        ROUNDS.write_text("[\n" + ",\n".join(json.dumps(each) for each in [*rounds, row]) + "\n]\n")
 
 
 def files_read(log: Path) -> dict[Path, set[str]]:
@@ -142,5 +184,6 @@ if __name__ == "__main__":
         "show": show,
         "prove": prove,
         "busy": busy,
+        "round": busy_round,
     }
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

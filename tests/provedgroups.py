@@ -78,6 +78,7 @@ GROUPS = {
             "kvlens/lab/gpu/**/*.py",
             "kvlens/lab/results/*.py",
             "kvlens/memory/*.py",
+            "kvlens/tiers/*.py",
             "kvlens/link/*.py",
             "tests/kernels/*.py",
             "tests/interpreted.py",

@@ -16,9 +16,9 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.rotary import frequencies_vary
 from kvlens.engine.sharedpasses import FullKVPass, Passes, SharedPasses
 from kvlens.kernels.attend import LayerForm, causal, form_at
-from kvlens.memory.slots import PromptStore
 from kvlens.shortage import shortage
 from kvlens.text.prompts import Prompt
+from kvlens.tiers.slots import PromptStore
 
 
 class Alongside:

@@ -22,15 +22,15 @@ from kvlens.budget import BudgetAccount, BudgetInfeasible
 from kvlens.engine import outputs
 from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, tensors_of
 from kvlens.hangs import Hang, Watch, giving_up, limit
-from kvlens.memory.layout import Layout
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
-from kvlens.memory.slots import SpanTable
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, is_refusal, limited
 from kvlens.methods.hooks import BagChange, Hooks, Selecting, WindowLeave
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext, StepEnd
 from kvlens.shortage import shortage
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import SpanTable
 
 WALKED_STEPS = 16
 """steps between two counts of what a method holds unannounced"""

@@ -18,10 +18,10 @@ from kvlens.engine.border import scored
 from kvlens.engine.rotary import LayersRotary
 from kvlens.kernels.attend import LayerForm, add_received, decode_attention, prefill_attention
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import PromptStore
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, RunContext
+from kvlens.tiers.slots import PromptStore
 
 
 class Observed:

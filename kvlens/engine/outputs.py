@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.faults import HookChecks
 from kvlens.methods.hooks import BagChange, WindowLeave
 from kvlens.methods.run_inputs import Reading, RunContext
 from kvlens.rows import CAUSES, METHOD_HEAD_COLUMNS, METHOD_KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout
 
 
 def block(checks: HookChecks, answer: Any) -> int:

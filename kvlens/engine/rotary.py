@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,27 +145,50 @@ REREAD = frozenset(["phi3"])
 @contextmanager
 def whole_length(model: Any, tokens: int) -> Iterator[None]:
     """Compute rotary frequencies for a text of at least `tokens` tokens, as `generate` does for a prompt of that
-    length. Every run starts from a fresh embedding: dynamic NTK otherwise keeps the frequencies of the longest text
-    that the model has read. Do nothing for embeddings that do not depend on the length."""
+    length. Every run gets those of a fresh embedding: dynamic NTK otherwise keeps the frequencies of the longest text
+    that the model has read. Lanes of a race are in here together, each in a thread of its own. Do nothing for
+    embeddings that do not depend on the length."""
     embedding = getattr(model.base_model, "rotary_emb", None)
     if embedding is None or changing_type(model.config) is None:
         yield
         return
-    plain = inspect.unwrap(type(embedding).forward)  # without the update of frequencies that decorates it
     refresh(embedding)
-
-    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        last = position_ids.max().clamp(min=tokens - 1).reshape(1, 1)
-        with torch.inference_mode(False), torch.no_grad():  # frequencies serve passes with gradients, too
-            type(embedding).forward(embedding, x, last)  # sets the frequencies for this length
-        with torch.no_grad():
-            return plain(embedding, x, position_ids)
-
-    embedding.forward = forward
+    with _ENTERING:
+        forward = embedding.__dict__.setdefault("forward", _WholeLength(embedding))
+        forward.runs += 1
+    length = _TOKENS.set(tokens)
     try:
         yield
     finally:
-        del embedding.forward
+        _TOKENS.reset(length)
+        with _ENTERING:
+            forward.runs -= 1
+            if not forward.runs:
+                del embedding.forward
+
+
+_TOKENS: ContextVar[int] = ContextVar("tokens of the text that this thread reads", default=1)
+_ENTERING = threading.Lock()
+
+
+class _WholeLength:
+    """The forward pass of an embedding while runs are in `whole_length`: a function of the positions and of the length
+    of the run's text, whatever other runs did to the embedding before."""
+
+    def __init__(self, embedding: Any) -> None:
+        self._embedding = embedding
+        self._plain = inspect.unwrap(type(embedding).forward)  # without the update of frequencies that decorates it
+        self.runs = 0
+
+    def __call__(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        embedding = self._embedding
+        last = position_ids.max().clamp(min=_TOKENS.get() - 1).reshape(1, 1)
+        if int(last) + 1 < int(getattr(embedding, "max_seq_len_cached", 0)):
+            refresh(embedding)
+        with torch.inference_mode(False), torch.no_grad():  # frequencies serve passes with gradients, too
+            type(embedding).forward(embedding, x, last)  # sets the frequencies for this length
+        with torch.no_grad():
+            return self._plain(embedding, x, position_ids)
 
 
 def refresh(embedding: Any) -> None:

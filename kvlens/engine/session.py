@@ -18,12 +18,12 @@ from kvlens.kernels.attend import LayerForm, attention_weights, decode_attention
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import PromptStore
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import RunContext, StepEnd
+from kvlens.tiers.slots import PromptStore
 
 
 class Session:

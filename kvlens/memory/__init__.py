@@ -1,2 +1,2 @@
-"""Two tiers of KV memory: slots of the device, spans in host memory, recalls and evictions. The only place where KV
-moves."""
+"""What a run holds on the device and in host memory: placement, recalls, evictions, zones, holds, drops. The only place
+where KV moves; the tiers in which it lies are in `kvlens.tiers`."""

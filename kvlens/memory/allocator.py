@@ -14,15 +14,15 @@ from kvlens.link.codec import Cut
 from kvlens.link.host_link import Link
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.arrivals import Arrivals
-from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions
-from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.log import MemoryLog, cuts, owners
 from kvlens.memory.placement import Kept, Placement
 from kvlens.memory.recall import Recaller
-from kvlens.memory.slots import FREE, ROLE, SpanTable
 from kvlens.rows import SpanRow
+from kvlens.tiers.cold import ColdTier
+from kvlens.tiers.hot import HotTier, Pool
+from kvlens.tiers.slots import FREE, ROLE, SpanTable
 
 
 @dataclass(frozen=True)

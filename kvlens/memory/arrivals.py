@@ -14,11 +14,11 @@ from kvlens.link.codec import Units
 from kvlens.link.copies import Move, Numbers, Tokens
 from kvlens.link.host_link import Buffer, Link, Moving, Part, Stage, Ticket
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.hot_tier import HotTier, Pool
-from kvlens.memory.layout import Layout
 from kvlens.memory.log import ARRIVAL, MemoryLog, RecalledParts
-from kvlens.memory.slots import ROLE, SharedSlots, SlotNames, SpanTable, Target
+from kvlens.tiers.cold import ColdTier
+from kvlens.tiers.hot import HotTier, Pool
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import ROLE, SharedSlots, SlotNames, SpanTable, Target
 
 
 @dataclass(frozen=True)

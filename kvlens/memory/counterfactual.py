@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvlens.holds import Drop, Hold
-from kvlens.memory.hot_tier import HotTier
-from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE, WINDOW, PromptStore, Slots, SpanTable
 from kvlens.shape import KVShape
+from kvlens.tiers.hot import HotTier
+from kvlens.tiers.layout import Layout, Zones
+from kvlens.tiers.slots import FREE, ROLE, WINDOW, PromptStore, Slots, SpanTable
 
 NEVER = torch.iinfo(torch.int32).max
 

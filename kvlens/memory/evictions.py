@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from kvlens.instruments import CutRow
-from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Eviction
-from kvlens.memory.slots import FREE, ROLE, WINDOW, SpanTable
+from kvlens.tiers.hot import HotTier, Pool
+from kvlens.tiers.slots import FREE, ROLE, WINDOW, SpanTable
 
 
 class Evictions:

@@ -11,9 +11,9 @@ import torch
 
 from kvlens.instruments import CutRow, NoClock
 from kvlens.memory.placement import Kept, Placement
-from kvlens.memory.slots import WINDOW, SpanTable
 from kvlens.rows import EventRow, SpanHeadRow
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import WINDOW, SpanTable
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
 """Event that logs a span's arrival, by the cause of its transfer; 'recall' for the others."""

@@ -12,19 +12,19 @@ from kvlens.link.host_link import HostLink, Link
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.allocator import Allocator, HostSide
 from kvlens.memory.arrivals import Arrival, Arrivals
-from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions
-from kvlens.memory.hot_tier import HotTier
-from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog, no_recalls
 from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Placement
 from kvlens.memory.reads import Distance, Reads, Turn
 from kvlens.memory.recall import Recaller
-from kvlens.memory.slots import FREE, WINDOW, PromptStore, SharedSlots, SpanTable
 from kvlens.rows import SpanRow, TransferRow
 from kvlens.shape import KVShape
+from kvlens.tiers.cold import ColdTier
+from kvlens.tiers.hot import HotTier
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import FREE, WINDOW, PromptStore, SharedSlots, SpanTable
 
 
 class Memory:

@@ -15,15 +15,15 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kvlens.memory.hot_tier import Pool
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
-from kvlens.memory.slots import FREE, ROLE, WINDOW, PromptStore, Slots
 from kvlens.quantised.codes import Codes, open_codes
 from kvlens.quantised.errors import error_row, error_rows, owner_errors, range_errors
 from kvlens.quantised.form import Quantised, Turn
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
+from kvlens.tiers.hot import Pool
+from kvlens.tiers.slots import FREE, ROLE, WINDOW, PromptStore, Slots
 
 EVERY = slice(None)
 

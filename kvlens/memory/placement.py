@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from kvlens.link.codec import Codec
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.spans import Span
+from kvlens.tiers.slots import FREE, ROLE
 
 
 @dataclass(frozen=True)

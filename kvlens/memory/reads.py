@@ -14,12 +14,12 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.hot_tier import HotTier, Pool
-from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import EXACT, FREE, ROLE, SharedSlots, Slots, SpanTable
+from kvlens.tiers.hot import HotTier, Pool
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import EXACT, FREE, ROLE, SharedSlots, Slots, SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from kvlens.memory.arrivals import Arrivals, Missing
-from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.hot_tier import HotTier
-from kvlens.memory.layout import Layout
 from kvlens.memory.log import DEPARTURE, MemoryLog, no_recalls
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, SharedSlots, SpanTable
 from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenPlan, TokenZone
+from kvlens.tiers.cold import ColdTier
+from kvlens.tiers.hot import HotTier
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import FREE, SharedSlots, SpanTable
 
 
 def missing_units(plan: Plan, cold: ColdTier, layer: int) -> Missing:

@@ -17,9 +17,9 @@ from kvlens.holds import Drop, Hold
 from kvlens.instruments import CutRow
 from kvlens.kernels.attend import LayerForm, decode_attention
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.slots import PromptStore, SpanTable
 from kvlens.rows import EventRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import PromptStore, SpanTable
 
 Row = TypeVar("Row", CutRow, EventRow, SpanHeadRow, TransferRow)
 

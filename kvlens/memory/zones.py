@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlens.kernels.zone_host import HostPlan, HostTables, HostWishes, decide_on_host
-from kvlens.memory.slots import SpanTable
+from kvlens.tiers.slots import SpanTable
 
 
 @dataclass(frozen=True)

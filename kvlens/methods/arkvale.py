@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
@@ -14,6 +13,7 @@ from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     import torch

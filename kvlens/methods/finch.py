@@ -13,8 +13,8 @@ from kvlens.methods.run_inputs import Prefilled, RunContext
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
+    from kvlens.tiers.layout import Layout
 
 OBSERVED = 128
 """last prompt queries that a run keeps: the longest question whose queries choose"""

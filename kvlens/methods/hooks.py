@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.memory import Memory
     from kvlens.memory.placement import Eviction, Placement, Selection
     from kvlens.methods.run_inputs import MemoryView, Prefilled, Reading, Rotate, StepEnd
+    from kvlens.tiers.layout import Layout
 
 
 @dataclass(frozen=True)

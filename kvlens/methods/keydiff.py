@@ -15,8 +15,8 @@ from kvlens.refusal import Refusal
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
+    from kvlens.tiers.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_map
 from kvlens.methods.parameters import param
@@ -13,6 +12,7 @@ from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import SLOT_TABLE_BYTES, Layout, Zones
 
 if TYPE_CHECKING:
     from kvlens.memory.placement import Placement

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.families.prompt_eviction import kept_layout
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
@@ -15,6 +14,7 @@ from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.kernels.attend import LayerForm
-    from kvlens.memory.slots import SpanTable
+    from kvlens.tiers.slots import SpanTable
 
 
 class Rotate(Protocol):

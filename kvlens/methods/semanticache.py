@@ -30,9 +30,7 @@ class SemantiCacheParameters:
     marks: str = param("full", "which marks end a chunk, as sentence chunks have them", choices=tuple(SETS), ours=True)
     longest: int = param(64, "tokens of a chunk at most", ours=True)
     whole_marks: bool = param(
-        False,
-        "a mark is an entry of its own, as in the paper, where all chunks and marks fit into the entries",
-        ours=True,
+        False, "a mark is an entry of its own, as summaries of the paper say, where all chunks and marks fit", ours=True
     )
 
     def __post_init__(self) -> None:

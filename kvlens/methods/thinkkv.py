@@ -16,8 +16,8 @@ from kvlens.shape import KVShape
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
+    from kvlens.tiers.layout import Layout
 
 OBSERVED = 128
 """prompt queries that a run keeps: the largest window that can be asked for"""

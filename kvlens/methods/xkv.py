@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, RunContext, StepEnd
@@ -14,6 +13,7 @@ from kvlens.quantised.form import SHARED, Quantised
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 from kvlens.text.units import counted
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.observing.layers import LayerSeen
 from kvlens.observing.matching import EXACT, KINDS, NOTHING, REWRITTEN, ROTATED
 from kvlens.observing.pages import Pages
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import FREE, ROLE
 
 
 class FrameMaker:

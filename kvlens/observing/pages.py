@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kvlens.memory.slots import WINDOW
 from kvlens.rows import EventRow, SpanRow
 from kvlens.spans import fixed_chunks
+from kvlens.tiers.slots import WINDOW
 
 PAGE = 16
 """tokens of a page, as full KV's runs have them"""

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from kvlens.kernels.attend import LayerForm, attention_shares, form_at
-from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.layerparts import WatchedKeys, share_layers
 from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
+from kvlens.tiers.hot import Pool
+from kvlens.tiers.slots import ROLE, WINDOW
 
 
 class Freezer:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.snapshot import Attended, LayerKeys, Snapshot
+from kvlens.tiers.slots import FREE, ROLE
 
 
 def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from kvlens.kernels.attend import LayerForm, attention_shares
 from kvlens.memory.memory import Memory
-from kvlens.memory.slots import FREE
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.snapshot import Attended, Snapshot
+from kvlens.tiers.slots import FREE
 
 PART_NUMBERS = 1_000_000
 """attention weights of the layers and steps that are measured at a time, or those of one layer"""

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Scores
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.fullattention import layers_attention, selection_recall, stack_layers, sum_by
 from kvlens.recording.layerparts import layer_parts
 from kvlens.recording.oracle import OracleTables, coverage
 from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
+from kvlens.tiers.slots import FREE, ROLE
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
-from kvlens.memory.slots import EXACT, WINDOW
 from kvlens.recording.fullattention import by_span, read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
+from kvlens.tiers.slots import EXACT, WINDOW
 
 LOST_TOKENS = 8
 """tokens that are named, per query head, of those that full attention wanted and that were not read"""

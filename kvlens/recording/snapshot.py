@@ -17,7 +17,7 @@ from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
 from kvlens.kernels.attend import LayerForm
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE
+from kvlens.tiers.slots import FREE
 
 
 @dataclass

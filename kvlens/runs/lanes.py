@@ -44,12 +44,17 @@ class LaneLog:
         self._audience.maps(maps)
 
     def change(self, number: int, fields: Mapping[str, Any]) -> None:
-        """Set fields of a lane. An output is judged once it is whole, where the answer is known."""
+        """Set fields of a lane. An output is judged once it is whole, where the answer is known; that of a lane which
+        fails later is not."""
         lane = self.info.lanes[number]
         for name, value in fields.items():
             setattr(lane, name, value)
-        if lane.state in (EXPLAINING, "completed") and self.info.answer:
-            lane.right = tasks.judged(self._source.task, self.info.answer, lane.text, self._source.answers)
+        whole = lane.state in (EXPLAINING, "completed")
+        lane.right = (
+            tasks.judged(self._source.task, self.info.answer, lane.text, self._source.answers)
+            if whole and self.info.answer
+            else None
+        )
         self._on_change()
         self._audience.lane(number, lane)
 

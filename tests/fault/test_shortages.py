@@ -30,7 +30,7 @@ def fails(*arguments):
 seen.decode_attention = fails
 """,
     "host": """
-import kvlens.memory.slots as seen
+import kvlens.tiers.slots as seen
 class Full:
     def __getattr__(self, name): return getattr(torch, name)
     def zeros(self, *shape, **more):

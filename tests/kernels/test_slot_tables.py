@@ -13,7 +13,7 @@ from kvlens.kernels import slot_tables
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_torch, slot_tables_triton
 from kvlens.memory.reads import CODES
-from kvlens.memory.slots import FREE, ROLE
+from kvlens.tiers.slots import FREE, ROLE
 
 NOWHERE = 2**30
 """span of slots that hold nothing, and numbers around the tables: never an address"""

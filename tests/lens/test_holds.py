@@ -15,11 +15,11 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
 from kvlens.holds import Drop, Hold
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.hot_tier import HotTier
-from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
-from kvlens.memory.slots import FREE, ROLE, Slots, SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 from kvlens.shape import KVShape
+from kvlens.tiers.hot import HotTier
+from kvlens.tiers.layout import SLOT_TABLE_BYTES, Layout, Zones
+from kvlens.tiers.slots import FREE, ROLE, Slots, SpanTable
 
 NAMES = [*makes(), "sekv zones=layer", "sekv zones=model"]
 NEW = 8

@@ -25,11 +25,11 @@ from kvlens.lens.reasonkinds import Reason
 from kvlens.lens.reasons import explain, reason
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
-from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.metaparts import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
+from kvlens.tiers.slots import FREE, ROLE, Slots
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

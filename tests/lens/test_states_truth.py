@@ -15,11 +15,11 @@ from kvlens.lens.facts import Facts
 from kvlens.lens.reasons import reason
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
-from kvlens.memory.slots import ROLE, Slots
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
+from kvlens.tiers.slots import ROLE, Slots
 
 WHOLE_HEADS = {"router": "mean", "zoom_rate": "1", "form": "raw", "whole_share": "0.5", "coarse": "false"}
 RUNS: dict[str, tuple[str, str, dict[str, str], int]] = {

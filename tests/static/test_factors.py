@@ -14,7 +14,7 @@ from test_compiled import on_random
 from kvlens.kernels.compat import INTERPRET
 from kvlens.lab.gpu.kernels.arrivals import arrivals
 from kvlens.link.codec import Units
-from kvlens.memory.slots import ROLE
+from kvlens.tiers.slots import ROLE
 
 
 @pytest.fixture(scope="module")

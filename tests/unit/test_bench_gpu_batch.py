@@ -19,8 +19,8 @@ from kvlens.lab.gpu.report import page
 from kvlens.lab.gpu.run import BATCHES, CONTEXTS, all_parts
 from kvlens.lab.gpu.settings import BASELINES, OFFLOADED, everything, settings
 from kvlens.lab.results.gpu import Entry, Result, StepRow
-from kvlens.memory.slots import PromptStore
 from kvlens.models.device import host_bytes
+from kvlens.tiers.slots import PromptStore
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 

@@ -18,12 +18,12 @@ from support import ListSink, raises_code, run, task_prompt
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.slots import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors
 from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import ROLE
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)
 PARAMS = ChessParameters(

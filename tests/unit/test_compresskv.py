@@ -18,7 +18,6 @@ from support import raises_code
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.slots import FREE
 from kvlens.methods.compresskv.heads import choose_heads
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
@@ -26,6 +25,7 @@ from kvlens.methods.families.prompt_eviction import affordable, kept_layout
 from kvlens.methods.families.token_shares import allocate
 from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import FREE
 
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)
 PARAMS = CompressKVParameters(window=4, kernel=5, top_heads=3, floor=6, tokens=16, page=8)

@@ -14,7 +14,7 @@ from support import random_llama
 
 from kvlens.lab.calibrate.methods.duoattention import Settings, calibrate, passkeys
 from kvlens.lab.calibrate.methods.duoattention_gates import Gates, Trainer, attention
-from kvlens.memory.layout import SLOT_TABLE_BYTES
+from kvlens.tiers.layout import SLOT_TABLE_BYTES
 
 N, NEW, SINKS, RECENT = 75, 40, 3, 17
 WHOLE = (1, 0)

@@ -17,10 +17,10 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.loop import Generation
 from kvlens.engine.options import Options
 from kvlens.engine.session import Session
-from kvlens.memory.slots import FREE
 from kvlens.methods.finch import within_chunks
 from kvlens.refusal import Refusal
 from kvlens.text.segments import Segment
+from kvlens.tiers.slots import FREE
 
 N, WINDOW, CHUNK, TOKENS = 203, 11, 48, 59
 

@@ -16,8 +16,8 @@ from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
-from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.methods.keydiff import KeyDiff
+from kvlens.tiers.layout import SLOT_TABLE_BYTES
 
 N, TOKENS, BLOCK, FED = 230, 53, 36, (5, 6, 7, 8)
 

@@ -16,11 +16,11 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.quantise import quantise, restore, row_bytes
 from kvlens.lens.reasons import explain
-from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
+from kvlens.tiers.layout import SLOT_TABLE_BYTES
 
 GROUP, RESIDUAL, N, NEW = 8, 16, 75, 40
 """a head size of 24 is three groups; 75 is no multiple of the residual"""

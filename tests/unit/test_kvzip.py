@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 from kvlens.checking.models import RecordList, random_prompt
 from kvlens.engine.engine import Engine
-from kvlens.memory.slots import FREE
 from kvlens.methods.kvzip import FOLLOWING, OPENING
 from kvlens.refusal import Refusal
+from kvlens.tiers.slots import FREE
 
 N, CHUNK, LEAD, SINKS = 90, 37, 5, 3
 

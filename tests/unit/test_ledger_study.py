@@ -54,6 +54,7 @@ def test_rows_of_a_preset_that_was_usual_before_do_not_count() -> None:
     assert [is_usual(each, "smollm2") for each in kept] == [False, True, True]
     assert is_usual(row(0, "streaming_llm", preset=None), "smollm2")
     assert is_usual(row(0, "frontier", preset=None), "smollm2")
+    assert not is_usual(row(0, "a_plugin_that_is_not_here", preset=None), "smollm2")
 
 
 def test_tables_count_shares_repairs_and_distances() -> None:

@@ -13,9 +13,9 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
 from kvlens.lab.studies.long_generation import WHOLE, growth, line, quarters
-from kvlens.memory.slots import FREE
 from kvlens.methods.base import FAMILIES
 from kvlens.methods.fitting import Sizes, choose
+from kvlens.tiers.slots import FREE
 
 PROMPT, NEW = 96, 144
 SHARE = 0.5

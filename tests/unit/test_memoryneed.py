@@ -15,7 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.holdings import SMALL, Mark
-from kvlens.memory.slots import FREE
 from kvlens.methods.fitting import Sizes
 from kvlens.recording import recorder, sampling
 from kvlens.recording.facts import span_keys
@@ -36,6 +35,7 @@ from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.text.prompts import PromptText
+from kvlens.tiers.slots import FREE
 
 SIZES = Sizes(KVShape(32, 32, 8, 128, 2), 32_000, 63, None)
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.instruments import Oracle
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording import fullattention
 from kvlens.recording.fullattention import full_attention
 from kvlens.recording.layerparts import take_layers
 from kvlens.recording.oracle import OracleTables, Owners, coverage
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
+from kvlens.tiers.slots import FREE, ROLE
 
 LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
 Q_HEADS = KV_HEADS * GROUP

@@ -176,6 +176,28 @@ def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
     assert [(row["group"], row["files"], row["passed"]) for row in rounds] == [("whole", 1, True), ("whole", 1, False)]
 
 
+def test_a_busy_round_notes_every_group_and_the_tests_in_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: f"def test_it(): assert {name != 'bad'}\n" for name in ("good", "bad", "rest")}
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    for name, text in files.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(text)
+    subprocess.run("git init -q && git add .", shell=True, cwd=tmp_path, check=True)
+    for name, value in {"ROOT": tmp_path, "FILE": tmp_path / "p.json", "ROUNDS": tmp_path / "b.json"}.items():
+        monkeypatch.setattr(proved, name, value)
+    groups = {name: proved.Group((f"tests/test_{name}.py",), ("pyproject.toml",)) for name in ("good", "bad")}
+    monkeypatch.setattr(proved, "GROUPS", groups)
+    monkeypatch.setattr(proved, "WHOLE", ("tests/test_rest.py",))
+    assert proved.busy_round() == 1
+    assert set(json.loads(proved.FILE.read_text())) == {"good"}
+    rounds = json.loads(proved.ROUNDS.read_text())
+    assert {row["group"]: row["passed"] for row in rounds} == {"good": True, "bad": False, "whole": True}
+    assert {path.stem for path in (tmp_path / "test-results" / "round").iterdir()} == {"good", "bad", "whole"}
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 def test_processes_of_tests_log_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "readlog")
     monkeypatch.setenv("KVLENS_READ_LOG", "log")

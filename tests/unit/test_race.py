@@ -34,10 +34,11 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
+from kvlens.runs.lanes import LaneLog
 from kvlens.runs.memory import RunBeyondMemory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
-from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
+from kvlens.runs.races import EXPLAINING, Entrant, Lane, RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Watched
@@ -109,6 +110,16 @@ def raced(runs: Path, *names: str, watching: Watching | None = None, **changes: 
     shared = SHARED.model_copy(update=changes)
     asked = RaceRequest(shared=shared, entrants=tuple(Entrant(method=name) for name in names))
     return race(asked, PromptText(TEXT, answer="harbor"), runs, watching or Watching(), lambda: False)
+
+
+def test_a_lane_that_fails_after_its_output_is_judged_no_more() -> None:
+    lane = Lane(method="snapkv")
+    info = RaceInfo(id="r", created="now", model="demo", budget="20%", max_new=4, answer="harbor", lanes=[lane])
+    log = LaneLog(info, PromptText(TEXT, answer="harbor"), Watching())
+    log.change(0, {"state": EXPLAINING, "text": "the old harbor"})
+    assert lane.right is True
+    log.change(0, {"state": "failed", "message": "No room on the disk."})
+    assert lane.right is None
 
 
 def tables(runs: Path, uid: str) -> dict[str, list[tuple[Any, ...]]]:

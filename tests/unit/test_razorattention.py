@@ -13,8 +13,8 @@ from methodtrial import SHAPE, Trial
 from support import random_llama
 
 from kvlens.lab.calibrate.heads import calibrate, repeated
-from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.methods.families.retrieval_heads import HeadMap
+from kvlens.tiers.layout import SLOT_TABLE_BYTES
 
 N, NEW, SINKS, WINDOW = 75, 6, 3, 17
 WHOLE = (1, 0)

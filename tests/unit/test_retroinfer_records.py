@@ -12,10 +12,10 @@ from methodtrial import SHAPE, Trial
 from kvlens.holds import Hold
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_bias
-from kvlens.memory.slots import ROLE
 from kvlens.recording.decisions import decisions_at
 from kvlens.recording.fullattention import read_positions
 from kvlens.recording.snapshot import Attended, DecidedStep
+from kvlens.tiers.slots import ROLE
 
 N, NEW, SINKS, SEGMENT = 93, 40, 3, 16
 SET: dict[str, Any] = {"sinks": SINKS, "window": 8, "page": SEGMENT, "cluster": 4, "rounds": 5}

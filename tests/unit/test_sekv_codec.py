@@ -9,14 +9,14 @@ from lowrank_unit import compress, pack
 
 from kvlens.kernels import lowrank
 from kvlens.link.codec import Cut, Units
-from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.slots import SpanTable
 from kvlens.methods.sekv import codec as codecs
 from kvlens.methods.sekv.codec import SpanCodec
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
+from kvlens.tiers.cold import ColdTier
+from kvlens.tiers.layout import Layout, Zones
+from kvlens.tiers.slots import SpanTable
 
 LAYERS, HEADS, DIM, FIRST = 3, 2, 16, 5
 NONE = torch.zeros(LAYERS, HEADS, dtype=torch.bool)

@@ -17,7 +17,6 @@ from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
 from kvlens.lab.training.sekv.files import save_router
-from kvlens.memory.slots import ROLE
 from kvlens.methods.run_inputs import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
@@ -25,6 +24,7 @@ from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import Router
 from kvlens.shape import KVShape
 from kvlens.spans import Span
+from kvlens.tiers.slots import ROLE
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)
 PARAMS = SeKVParameters(window=10, block=8, l_min=4, l_max=12, dim=4, max_rank=3, zoom_rate=0.3, anchor_share=0.1)

@@ -17,12 +17,12 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.refusal import StaticRefused
-from kvlens.memory.slots import ROLE
 from kvlens.methods.run_inputs import StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.rows import MASS_COLUMNS
+from kvlens.tiers.slots import ROLE
 
 N, NEW = 90, 40
 ORDER = [(1, 0), (0, 1), (1, 1), (0, 0)]

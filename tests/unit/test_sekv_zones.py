@@ -14,12 +14,12 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.layout import shared_slot_bytes
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.memory.zones import SharedZone
 from kvlens.methods.run_inputs import StepEnd
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import shared_slot_bytes
+from kvlens.tiers.slots import FREE, ROLE
 
 Asked = dict[int, list[tuple[float, int, int]]]
 """layer -> (gate, KV head, span) that it asked for last and got"""

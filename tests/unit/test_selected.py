@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.fullattention import kth_by_partition, kth_by_sorting, selection_recall
 from kvlens.recording.snapshot import Attended
+from kvlens.tiers.slots import FREE, ROLE
 
 LAYERS, KV_HEADS, GROUP, N, SLOTS = 2, 2, 3, 40, 30
 READ = [code for name, code in ROLE.items() if name not in ("coarse", "mean")]

@@ -9,9 +9,9 @@ import torch
 from support import method_of, random_prompt
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.memory.slots import PromptStore
 from kvlens.methods.base import own_method
 from kvlens.methods.full import FullKV
+from kvlens.tiers.slots import PromptStore
 
 
 def test_runs_of_a_reading_hold_no_copy_of_it(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from kvlens.lab.gpu.floors import StepShape
-from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import Prefilled, RunContext
+from kvlens.tiers.layout import Layout
 
 TURNS = 256
 """steps after which drawn corrections come again"""

@@ -70,9 +70,13 @@ def trial_of(index: int, method: str, length: int, budget: str) -> Trial:
 
 def is_usual(row: dict[str, Any], model: str) -> bool:
     """Return True for the row of a frontier, or of a method under the preset that is the model's usual one today, or
-    under `fit`. Rows of a preset that was usual before stay in the file and count no more."""
+    under `fit`. Rows of a preset that was usual before, or of a method that is not installed, stay in the file and do
+    not count."""
     name = row["method"]
-    return name == FRONTIER or row["preset"] in (FIT, default_preset(name, model))
+    try:
+        return name == FRONTIER or row["preset"] in (FIT, default_preset(name, model))
+    except methods.UnknownMethod:
+        return False
 
 
 class Ledgers:

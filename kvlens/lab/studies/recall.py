@@ -27,13 +27,13 @@ from kvlens.budget import BudgetAccount
 from kvlens.engine.session import Session
 from kvlens.link.codec import RawCodec
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Kept, Placement, Selection
-from kvlens.memory.slots import PromptStore
 from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span
+from kvlens.tiers.layout import Layout, Zones
+from kvlens.tiers.slots import PromptStore
 
 SHAPE = KVShape(layers=30, q_heads=9, kv_heads=3, head_dim=64, itemsize=4)
 SPANS, TOKENS = 130, 14

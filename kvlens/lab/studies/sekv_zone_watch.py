@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.sekv.method import SeKV
 from kvlens.records import PrefillRecord, StepRecord
+from kvlens.tiers.layout import Layout
 
 
 class Watched(SeKV):

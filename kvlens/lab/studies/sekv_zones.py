@@ -30,11 +30,11 @@ from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header, outcome
 from kvlens.lab.studies.sekv_zone_watch import Decisions, Watched
-from kvlens.memory.layout import Layout
 from kvlens.methods.naming import display_name
 from kvlens.methods.sekv.method import SeKV
 from kvlens.shape import KVShape
 from kvlens.statistics import of_mean, sign_test, wilson
+from kvlens.tiers.layout import Layout
 
 FIRST_SEED, NEW = 8_400_000, 12
 ZONES = ("head", "layer", "model")

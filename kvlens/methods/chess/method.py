@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.lent import TRIGGER
@@ -18,6 +17,7 @@ from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.wrappers import Lending
 from kvlens.shape import KVShape
 from kvlens.spans import Span
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

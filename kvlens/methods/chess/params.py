@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
+from kvlens.tiers.layout import Layout, Zones
 
 AGGRESSIVE = {"grid_ratio": 0.5, "chunk_ratio": 0.2, "page_ratio": 0.1}
 LEAST_PAGES = 128

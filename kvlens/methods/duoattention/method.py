@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.fitting import clamp
 from kvlens.methods.hooks import BagChange
@@ -14,6 +13,7 @@ from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import SLOT_TABLE_BYTES, Layout, Zones
 
 if TYPE_CHECKING:
     import torch

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 from kvlens.spans.marks import SETS
 from kvlens.spans.sentences import Splitter
+from kvlens.tiers.layout import Layout, Zones
 
 
 @dataclass(frozen=True)

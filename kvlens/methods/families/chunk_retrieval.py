@@ -14,7 +14,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families import chunk_plan
 from kvlens.methods.hooks import WindowLeave
@@ -23,6 +22,7 @@ from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import mark_of, set_for
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

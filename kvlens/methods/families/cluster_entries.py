@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.families.cold_pages import ColdPages
 from kvlens.methods.families.cold_plan import Plan, smallest_plan
 from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     import torch

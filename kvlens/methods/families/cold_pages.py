@@ -12,7 +12,6 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_plan import Plan, smallest_plan, whole_layout
 from kvlens.methods.hooks import WindowLeave
@@ -20,6 +19,7 @@ from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

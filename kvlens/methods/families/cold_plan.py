@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout, Zones
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Plan:
         return 1 + (self.sinks > 0)
 
     def layout(self, params: Any, shape: KVShape, streamed: bool, token_major: bool) -> Layout:
-        """streamed, token_major: as kvlens.memory.layout.Layout has them."""
+        """streamed, token_major: as kvlens.tiers.layout.Layout has them."""
         paged = Zones(self.sinks, 0, self.recall * self.unit, self.ring)
         whole = Zones(self.window_from, 0, 0, self.prompt_tokens - self.window_from + self.max_new)
         dense = tuple(range(params.dense_layers))

@@ -11,13 +11,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.hooks import BagChange
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import RunSizes
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     import torch

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.finer import by_head, parse_finer
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.families.prompt_eviction import PromptEviction, Tokens, equal_shares, lacks_score
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.quantised.form import KEPT_TABLE_BYTES, Quantised
 from kvlens.shape import KVShape
 from kvlens.spans import Span
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from kvlens.memory.placement import Kept, Placement

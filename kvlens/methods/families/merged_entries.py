@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

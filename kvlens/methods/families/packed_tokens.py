@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.finer import by_head, parse_finer
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
@@ -19,6 +18,7 @@ from kvlens.methods.segmenter import PromptFacts
 from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

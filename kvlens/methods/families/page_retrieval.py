@@ -13,7 +13,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.parameters import param
@@ -22,6 +21,7 @@ from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 from kvlens.text.units import counted
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
@@ -20,6 +19,7 @@ from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import SLOT_TABLE_BYTES, Layout, Zones
 
 if TYPE_CHECKING:
     import torch

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import Layout, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

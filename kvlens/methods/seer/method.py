@@ -18,9 +18,9 @@ from kvlens.text.units import counted
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
     from kvlens.methods.hooks import WindowLeave
+    from kvlens.tiers.layout import Layout
 
 LONG = 8192
 """prompt tokens from which the preset `fit` has the paper's blocks"""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
-from kvlens.memory.layout import Layout, Zones, shared_slot_bytes
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, piece_count, segment
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
+from kvlens.tiers.layout import Layout, Zones, shared_slot_bytes
 
 
 @dataclass(frozen=True)

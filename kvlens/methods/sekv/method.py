@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.hooks import FactorForm, Needs, WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
@@ -20,6 +19,7 @@ from kvlens.methods.sekv.spans import COMPRESSED, segment
 from kvlens.methods.sekv.trained import HEADS, ROUTER
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.hooks import Needs, WindowLeave
@@ -16,6 +15,7 @@ from kvlens.methods.sentencekv.params import OBSERVED, USUAL, Plan, SentenceKVPa
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import mark_of
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

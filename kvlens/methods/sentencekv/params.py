@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import SETS, Mark
+from kvlens.tiers.layout import Layout, Zones
 
 USUAL = 16
 """tokens of a sentence where the text is not known yet"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.run_inputs import Prefilled, RunContext
@@ -13,6 +12,7 @@ from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.shadowkv.params import Plan, ShadowKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.tiers.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout, Zones
 
 
 @dataclass(frozen=True)

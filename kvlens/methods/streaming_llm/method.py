@@ -14,8 +14,8 @@ from kvlens.methods.segmenter import RunSizes
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
+    from kvlens.tiers.layout import Layout
 
 
 @dataclass(frozen=True)

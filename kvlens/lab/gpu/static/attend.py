@@ -18,7 +18,7 @@ from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import slot_reads
-from kvlens.memory.slots import Slots
+from kvlens.tiers.slots import Slots
 
 
 class SlotAttention:

@@ -10,12 +10,12 @@ from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
 from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.factors import FactorRows
-from kvlens.memory.cold_tier import Pools
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE
 from kvlens.methods.hooks import FactorForm
 from kvlens.rows import SpanRow
+from kvlens.tiers.cold import Pools
+from kvlens.tiers.slots import FREE, ROLE
 
 COLD = ("cold", "coarse")
 """states in which spans that go to host memory are born"""

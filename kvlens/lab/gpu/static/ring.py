@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.shape import KVShape
+from kvlens.tiers.slots import FREE, ROLE, Slots
 
 Record = Literal["heads", "spans"]
 """heads: masses of every query head by role, tokens attended, bytes moved; spans: the mass of every span besides"""

@@ -22,11 +22,11 @@ from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.attend import SlotAttention
 from kvlens.lab.gpu.static.recall import StaticRecall
 from kvlens.lab.gpu.static.ring import Record, Ring
-from kvlens.memory.cold_tier import Pools
-from kvlens.memory.hot_tier import Pool
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.methods.run_inputs import StepEnd
+from kvlens.tiers.cold import Pools
+from kvlens.tiers.hot import Pool
+from kvlens.tiers.slots import ROLE, WINDOW
 
 
 @dataclass

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import torch
 
-from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.slots import FREE, ROLE, SlotNames, Slots, Target
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout, Zones
+from kvlens.tiers.slots import FREE, ROLE, SlotNames, Slots, Target
 
 
 class Pool:

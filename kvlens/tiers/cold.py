@@ -20,10 +20,10 @@ from kvlens.link.codec import Codec, Cut, Packed, RawCodec
 from kvlens.link.copies import Move
 from kvlens.link.host_memory import HostMemory, Pageable, pools
 from kvlens.link.transfers import Entry
-from kvlens.memory.layout import Layout
-from kvlens.memory.slots import SpanTable
 from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
+from kvlens.tiers.layout import Layout
+from kvlens.tiers.slots import SpanTable
 
 Pools = Callable[[int, tuple[int, ...], torch.dtype], Sequence[torch.Tensor]]
 """(layers, size of one layer's pool, dtype) -> a pool in host memory for each layer"""
