@@ -27,6 +27,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("spans",),
     ("kernels",),
     ("link", "quantised"),
+    ("tiers",),
     ("memory",),
     ("methods",),
     ("recording",),
