@@ -151,7 +151,9 @@ def markdown(result: dict[str, Any]) -> str:
         usual = variant or presets.get(name)
         requested = next(iter(by_task.values())).get("requested_preset", usual)
         cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, requested)
-        text.append(f"| {' | '.join(cells)} |")
+        row_text = f"| {' | '.join(cells)} |"
+        if row_text not in text:  # what no budget holds has the same row at each
+            text.append(row_text)
     machine, request = about["machine"], about["request"]
     text += [
         "",

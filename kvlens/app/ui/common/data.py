@@ -110,9 +110,17 @@ def stamp(uid: str) -> int:
         return 0
 
 
+def stamp_of(reader: TraceReader) -> int:
+    """When the trace that a reader reads was last changed, ns: the key of what is kept of it. The file's own `stamp`
+    may be a later one, of a trace that has taken its place."""
+    return reader.stamp if isinstance(reader, PageReader) else stamp(reader.uid)
+
+
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _open(folder: str, uid: str, changed: int) -> TraceReader:
-    return PageReader.open(Path(folder), uid)
+    reader = PageReader.open(Path(folder), uid)
+    reader.stamp = changed
+    return reader
 
 
 def open_run(uid: str) -> TraceReader:
@@ -147,7 +155,7 @@ def fit(reader: TraceReader, selection: Selection) -> tuple[Selection, list[str]
 
 def opening(reader: TraceReader, names: list[str], requested_metric: str | None) -> Selection:
     """Return what a page opens a run with. `names`: its metrics. `requested_metric`: the user's choice of metric."""
-    place = _opening(reader, reader.uid, stamp(reader.uid), names, requested_metric)
+    place = _opening(reader, reader.uid, stamp_of(reader), names, requested_metric)
     return Selection(None, place.step, place.layer, place.head, place.span, place.metric)
 
 
@@ -158,7 +166,7 @@ def _opening(_reader: TraceReader, uid: str, changed: int, names: list[str], req
 
 def loss_verdict(reader: TraceReader) -> Verdict | None:
     """The verdict on a run, found once."""
-    return _verdict(reader, reader.uid, stamp(reader.uid))
+    return _verdict(reader, reader.uid, stamp_of(reader))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -180,6 +188,6 @@ def player_payloads(reader: TraceReader, selection: Selection, revision: int) ->
     """The run's payload and the selected head's slice."""
     names = metrics(reader)
     loaded = payload.loaded_metrics(reader, names, selection.metric)
-    identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
+    identity = payload.payload_id(reader.uid, stamp_of(reader), loaded)
     place = Place(selection.step or 0, selection.layer or 0, selection.head or 0, selection.span, selection.metric)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, place, revision)

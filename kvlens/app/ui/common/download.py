@@ -63,7 +63,7 @@ def _buttons(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
         for fmt in ("csv", "parquet"):
             st.download_button(
                 f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}",
-                _make_file(reader, reader.uid, data.stamp(reader.uid), start, stop, whole, fmt),
+                _make_file(reader, reader.uid, data.stamp_of(reader), start, stop, whole, fmt),
                 f"{reader.uid}-heads{part}.{fmt}",
                 _MIME[fmt],
                 key=f"download_{fmt}",

@@ -23,7 +23,7 @@ from kvlens.store.reader import TraceReader
 
 def together(compared: Compared) -> Together:
     """The runs that can be laid beside B, found once."""
-    runs = {name: (reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    runs = {name: (reader.uid, data.stamp_of(reader)) for name, reader in compared.runs.items()}
     return _together(compared.runs, runs, compared.b)
 
 
@@ -60,7 +60,7 @@ def _maps(compared: Compared, pair: Pair, comparable: Together, name: str, cell:
     stop, how = comparable.same if choice == "same" else comparable.both, f"{agg} over {ranges[str(choice)]}"
     metric = metric_of(name)
     shown = {
-        name: _map(reader, reader.uid, data.stamp(reader.uid), metric.name, str(agg), stop)
+        name: _map(reader, reader.uid, data.stamp_of(reader), metric.name, str(agg), stop)
         for name, reader in compared.runs.items()
         if name in comparable.names
     }

@@ -62,7 +62,7 @@ def sums(compared: Compared) -> None:
 
 
 def _sums(compared: Compared) -> None:
-    results = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    results = {name: _totals(reader, reader.uid, data.stamp_of(reader)) for name, reader in compared.runs.items()}
     table = totals_table(results, (compared.a, compared.b))
     columns = ["quantity", *results, "B beside A"]
     st.dataframe(table[columns], hide_index=True, width="stretch", height="content", column_config=_WIDE)

@@ -38,7 +38,7 @@ _FIRST_LOOK = 8
 
 def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
     """All sections; returns the page's own URL parameters."""
-    copies = memorydata.moved_spans(reader, reader.uid, data.stamp(reader.uid))
+    copies = memorydata.moved_spans(reader, reader.uid, data.stamp_of(reader))
     totals(reader, copies)
     residency(reader)
     left_column, right = st.columns(2, gap="medium")

@@ -44,7 +44,7 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
     if reader.meta.observed is not None:
         st.caption(sentences.OBSERVED_HOLD)
         return
-    knob = _knob(reader, reader.uid, data.stamp(reader.uid))
+    knob = _knob(reader, reader.uid, data.stamp_of(reader))
     _inside_the_run(reader)
     current_draft = _possible(draft.current(reader.uid), knob)
     hangs = verdict is None and _nothing_to_bring_back(reader)

@@ -21,7 +21,7 @@ def segments(reader: TraceReader) -> None:
     """A row per segment, and a sentence for those that KV heads lost whole; nothing where the prompt has no parts."""
     if not reader.meta.segments:
         return
-    table = _table(reader, reader.uid, data.stamp(reader.uid))
+    table = _table(reader, reader.uid, data.stamp_of(reader))
     st.markdown("##### What became of the prompt's segments")
     number = st.column_config.NumberColumn(format="%.3f")
     full = "full KV's mass" if reader.has_reference_masses() else "full attention's mass"

@@ -80,7 +80,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         _draw(reader, view, [], [])
         return {}
     try:
-        stats, rest = text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
+        stats, rest = text.stats, other_cuts(reader, reader.uid, data.stamp_of(reader))
     except ValueError as problem:
         why = _no_surprisals(reader, text) or problem
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
