@@ -175,9 +175,9 @@ class _WholeLength:
     """The forward pass of an embedding while runs are in `whole_length`: a function of the positions and of the length
     of the run's text, whatever other runs did to the embedding before. A lane that was given up leaves it there."""
 
-    def __init__(self, embedding: Any, before: dict[str, Any]) -> None:
-        """before: the forward pass that the embedding had of its own; {}: none."""
-        self._embedding, self._before = embedding, before
+    def __init__(self, embedding: Any, own_forward: dict[str, Any]) -> None:
+        """own_forward: the forward pass that the embedding had of its own, as an attribute; {}: none."""
+        self._embedding, self._own_forward = embedding, own_forward
         self._plain = inspect.unwrap(type(embedding).forward)  # without the update of frequencies that decorates it
         self._computing = threading.Lock()
         self.runs = 0
@@ -187,7 +187,7 @@ class _WholeLength:
         self.runs -= 1
         if not self.runs:
             del self._embedding.forward
-            vars(self._embedding).update(self._before)
+            vars(self._embedding).update(self._own_forward)
 
     def __call__(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         embedding = self._embedding
