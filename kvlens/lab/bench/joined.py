@@ -83,9 +83,9 @@ def _common(result: dict[str, Any]) -> str | None:
 
 def _fits(result: dict[str, Any], member: dict[str, Any]) -> bool:
     """Return whether two tables have no budget in common, and one has every method of the other."""
-    one_set, other = (set(_methods(table)) for table in (result, member))
-    budgets, others = ({_share(budget) for budget in _budgets(table)} for table in (result, member))
-    return budgets.isdisjoint(others) and (one_set <= other or other <= one_set)
+    names, member_names = (set(_methods(table)) for table in (result, member))
+    budgets, member_budgets = ({_share(budget) for budget in _budgets(table)} for table in (result, member))
+    return budgets.isdisjoint(member_budgets) and (names <= member_names or member_names <= names)
 
 
 def _methods(result: dict[str, Any]) -> list[str]:
