@@ -89,7 +89,7 @@ def prove(*names: str, beside: bool = False) -> int:
 
 def prove_group(name: str, at_once: int = 0, output: IO[str] | None = None) -> bool:
     """Run a group and note it if it passes and covers what it reads. Return whether it does. at_once: groups that run
-    side by side in a busy round, which is noted, too; 0: this is none. output: a file for what pytest prints."""
+    side by side in a busy round; the round is noted. 0: no busy round. output: a file for what pytest prints."""
     group, before = GROUPS[name], GROUPS[name].digest(ROOT)
     with tempfile.TemporaryDirectory() as log:
         paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -152,10 +152,10 @@ def whole_length(model: Any, tokens: int) -> Iterator[None]:
     if embedding is None or changing_type(model.config) is None:
         yield
         return
-    refresh(embedding)
     with _RUNS_LOCK:
         forward = vars(embedding).get("forward")
         if not isinstance(forward, _WholeLength):
+            refresh(embedding)
             forward = embedding.forward = _WholeLength(embedding, {"forward": forward} if forward else {})
         forward.runs += 1
     length = _TOKENS.set(tokens)
@@ -173,7 +173,7 @@ _RUNS_LOCK = threading.Lock()
 
 class _WholeLength:
     """The forward pass of an embedding while runs are in `whole_length`: a function of the positions and of the length
-    of the run's text, whatever other runs did to the embedding before. A lane that was given up leaves it there."""
+    of the run's text, whatever other runs did to the embedding before. The model keeps it if a lane hangs."""
 
     def __init__(self, embedding: Any, own_forward: dict[str, Any]) -> None:
         """own_forward: the forward pass that the embedding had of its own, as an attribute; {}: none."""

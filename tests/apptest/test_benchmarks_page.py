@@ -101,7 +101,14 @@ def test_the_first_picture_has_the_methods_of_all_tables_on_the_same_prompts(
 ) -> None:
     other = LINE | {"method": "snapkv", "budget": "20%", "n": 9}
     longer = ABOUT | {"request": ABOUT["request"] | {"length": 512}}
-    tables = {"quality": (ABOUT, LINE), "quality-newer": (ABOUT, other), "quality-512": (longer, other | {"n": 30})}
+    again = other | {"n": 20}  # the same prompts, on another version
+    tables = {
+        "quality": (ABOUT, LINE),
+        "quality-newer": (ABOUT, other),
+        "quality-512": (longer, other | {"n": 30}),
+        "quality-old": (ABOUT | {"torch": "1"}, again),
+        "quality-damaged": ({"model": "demo"}, LINE),
+    }
     for name, (about, line) in tables.items():
         (results / f"{name}.json").write_text(json.dumps({"about": about, "lines": [line]}))
     app = visit(runs.folder, "benchmarks")

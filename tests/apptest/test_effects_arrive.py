@@ -16,6 +16,7 @@ from kvlens.app.ui.common import data, lensjobs
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.lens.pieces import Piece
 from kvlens.store.amend import outstanding
+from kvlens.store.reader import TraceReader
 
 GROUP = 2
 """query heads of a KV head"""
@@ -73,7 +74,9 @@ def test_what_a_page_found_in_the_old_trace_is_not_kept_for_the_new_one(
     uid = write_awaited(tmp_path)
     monkeypatch.setenv("KVLENS_RUNS", str(tmp_path))
     drawn = data.open_run(uid)
+    linked = TraceReader.open(tmp_path, uid)
     new = store_effects(tmp_path, uid)
+    data.loss_verdict(linked)
     for reader in (drawn, data.open_run(uid)):
         found = data.loss_verdict(reader)
         selection = data.opening(reader, data.metrics(reader), None)

@@ -298,8 +298,22 @@ def test_a_sitting_that_lacks_a_method_joins_the_others() -> None:
         (whole,) = joined(order)
         assert whole["about"]["request"]["methods"] == ["full", "quest"]
         assert whole["about"]["request"]["budgets"] == ["5%", "20%"]
+    for result, presets in ((early, {"full": None}), (later, {"quest": "paper"})):
+        result["about"]["presets"] = presets
+    assert joined([early, later])[0]["about"]["presets"] == {"full": None, "quest": "paper"}
     later["about"]["request"]["methods"] = ["quest", "kivi"]
     assert joined([early, later]) == [early, later]
+    del later["about"]["request"]["methods"]
+    assert joined([early, later]) == [early, later]
+
+
+def test_what_no_budget_holds_has_one_row() -> None:
+    rows = [{"method": "magicpig", "budget": budget, "rule": "none"} for budget in ("5%", "20%")]
+    page = markdown(of("real", "in", *rows, {"method": "kivi", "budget": "5%", "rule": "resident bytes"}))
+    assert [line.split(" | ")[1] for line in page.splitlines() if line.startswith(("| MagicPIG", "| KIVI"))] == [
+        "none",
+        "5%",
+    ]
 
 
 def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> None:

@@ -53,8 +53,11 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
         sittings.setdefault(result["about"]["date"], []).extend(_budgets(result))
     budgets = sorted({budget for sitting in sittings.values() for budget in sitting}, key=_share)
     remade = {name: date for result in members for name, date in (result["about"].get("remade") or {}).items()}
+    widest = max(map(_methods, members), key=len)
+    presets = {name: preset for result in members for name, preset in (result["about"].get("presets") or {}).items()}
     product = {
-        "request": start["request"] | {"budgets": budgets, "methods": max(map(_methods, members), key=len)},
+        **({"presets": presets} if presets else {}),
+        "request": start["request"] | {"budgets": budgets, **({"methods": widest} if widest else {})},
         **({"remade": remade} if remade else {}),
         "trials": sum(result["about"]["trials"] for result in members),
         "planned": sum(result["about"]["planned"] for result in members),
@@ -73,6 +76,7 @@ def _common(result: dict[str, Any]) -> str | None:
         tasks = list(request["tasks"])
         needed = [_share(budget) for budget in (*request["budgets"], *(line["budget"] for line in result["lines"]))]
         needed += [line["method"] for line in result["lines"]]
+        needed += _methods(result)
         needed += [about[name] for name in ("trials", "planned", "date")]
     except (KeyError, TypeError, ValueError):
         return None
@@ -85,10 +89,12 @@ def _fits(result: dict[str, Any], member: dict[str, Any]) -> bool:
     """Return whether two tables have no budget in common, and one has every method of the other."""
     names, member_names = (set(_methods(table)) for table in (result, member))
     budgets, member_budgets = ({_share(budget) for budget in _budgets(table)} for table in (result, member))
-    return budgets.isdisjoint(member_budgets) and (names <= member_names or member_names <= names)
+    nested = names == member_names or (names and member_names and (names <= member_names or member_names <= names))
+    return bool(nested) and budgets.isdisjoint(member_budgets)
 
 
-def _methods(result: dict[str, Any]) -> list[str]:
+def _methods(result: dict[str, Any]) -> list[Any]:
+    """Methods that were asked for; [] of a table of before they were recorded."""
     return list(result["about"]["request"].get("methods") or ())
 
 

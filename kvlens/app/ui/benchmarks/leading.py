@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -20,8 +21,8 @@ from kvlens.models import catalogue
 
 
 def show_leading(model: str | None) -> None:
-    """Draw the picture of the model's quality table that is chosen below, else of its first, with what other tables
-    have of the same prompts; nothing without a table."""
+    """Draw the picture of the model's quality table that is chosen below, else of its first; nothing without one. Other
+    tables on the same prompts add the methods and budgets that it lacks."""
     results = [result for result in result_files.files("quality")[0] if result.model == model]
     name = st.session_state.get("bench_table")
     try:
@@ -30,7 +31,7 @@ def show_leading(model: str | None) -> None:
         if result is None:
             return
         request = result.content["about"]["request"]
-        rows = pd.concat([_rows(each) for each in tables if _asked(each) == _asked(result)], ignore_index=True)
+        rows = pd.concat([_rows(result), *_others(result, tables)], ignore_index=True)
         rows = rows.drop_duplicates(["method", "budget"], ignore_index=True)
         if rows.empty:
             return
@@ -55,10 +56,19 @@ def _rows(result: result_files.ResultFile) -> pd.DataFrame:
     return cost_rows(frame, result_files.titles_measured(request["model"], about))
 
 
-def _asked(result: result_files.ResultFile) -> list[Any]:
-    """Return what tables have in common that are of the same prompts."""
-    request = result.content["about"]["request"]
-    return [request.get(name) for name in SAME]
+def _others(result: result_files.ResultFile, tables: Sequence[result_files.ResultFile]) -> Iterator[pd.DataFrame]:
+    """Yield the points of each other table whose prompts are those of `result`; the tables below say what is wrong with
+    one that lacks something."""
+    for each in tables:
+        with suppress(KeyError, TypeError):
+            if each is not result and _prompts(each) == _prompts(result):
+                yield _rows(each)
+
+
+def _prompts(result: result_files.ResultFile) -> list[Any]:
+    """Return what decides a table's prompts and the room of their answers."""
+    about = result.content["about"]
+    return [*(about["request"].get(name) for name in SAME), about.get("depths"), about.get("new_tokens")]
 
 
 def condition(request: dict[str, Any], counts: Sequence[int]) -> str:

@@ -32,5 +32,3 @@ class PageReader(TraceReader):
     """A TraceReader whose tables are shown and not worked with."""
 
     session = PageSession
-    stamp = 0
-    """when the trace that it reads was last changed, ns, as it was before the file was opened"""
