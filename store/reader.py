@@ -31,7 +31,16 @@ from kvlens.store.sizerecords import SizeRecords
 from kvlens.store.spanrecords import SpanRecords
 from kvlens.store.versions import source
 
-__all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
+__all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs", "stamp"]
+
+
+def stamp(runs_dir: Path, uid: str) -> int:
+    """Return when a run's trace was last changed, ns; 0 when there is none, in which case opening it says what is
+    wrong."""
+    try:
+        return (runs_dir / uid / "trace.duckdb").stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0
 
 
 class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRecords):
@@ -39,6 +48,9 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
 
     session: type[Session] = Session
     """through which results come"""
+    stamp = 0
+    """`stamp` of the run's folder before the trace was opened: what is kept of this reader is of that trace, also where
+    another has taken its place since"""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._db, self._folder, self.uid = self.session(con, folder.name), folder, folder.name
@@ -54,12 +66,15 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
     @classmethod
     def open(cls, runs_dir: Path, uid: str) -> Self:
         """Opens run `uid`, or raises a TraceError that says in one sentence why not."""
+        changed = stamp(Path(runs_dir), uid)
         con = attach(Path(runs_dir), uid)
         try:
-            return cls(con, run_dir(runs_dir, uid))
+            reader = cls(con, run_dir(runs_dir, uid))
         except BaseException:
             con.close()
             raise
+        reader.stamp = changed
+        return reader
 
     def _read_status(self) -> None:
         """run.json knows of an end that the file could not be told of (a full disk)."""

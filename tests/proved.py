@@ -34,6 +34,8 @@ FILE = ROOT / "tests" / "proved.json"
 ROUNDS = ROOT / "tests" / "busy.json"
 NOTING = threading.Lock()
 """held while a group or a round is noted"""
+AT_ONCE = 3
+"""groups that a busy round runs side by side"""
 LONG = {"core": 0, "others": 1, "browsers": 2, "pages": 3}
 """groups that a busy round begins with, so that they do not end it alone"""
 TARGETS = ("browsers", "types")
@@ -81,28 +83,32 @@ def prove(*names: str, beside: bool = False) -> int:
         print(f"Name one or more of these groups: {', '.join(GROUPS)}.", file=sys.stderr)
         return 2
     with spinning() if beside else contextlib.nullcontext():
-        failed = [name for name in names if not prove_group(name, beside)]
+        failed = [name for name in names if not prove_group(name, int(beside))]
     return int(bool(failed))
 
 
-def prove_group(name: str, noted: bool = False, output: IO[str] | None = None) -> bool:
-    """Run a group and note it if it passes and covers what it reads. Return whether it does. noted: its round is noted,
-    too; output: a file for what pytest prints."""
+def prove_group(name: str, at_once: int = 0, output: IO[str] | None = None) -> bool:
+    """Run a group and note it if it passes and covers what it reads. Return whether it does. at_once: groups that run
+    side by side in a busy round; the round is noted. 0: no busy round. output: a file for what pytest prints."""
     group, before = GROUPS[name], GROUPS[name].digest(ROOT)
     with tempfile.TemporaryDirectory() as log:
         paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {"PYTHONPATH": os.pathsep.join(paths), "KVLENS_READ_LOG": log, "KVLENS_READ_ROOT": str(ROOT)}
         begun = time.monotonic()
         status = run_tests(group.files(ROOT), settings, output)
-        if noted:
-            note_round(name, len(group.files(ROOT)), status == 0, time.monotonic() - begun)
         if name == "types" and not status:
-            status = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, stdout=output, check=False).returncode
+            command = [sys.executable, "-m", "mypy"]
+            status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+        if at_once:
+            note_round(name, len(group.files(ROOT)), status == 0, time.monotonic() - begun, at_once)
         read = files_read(Path(log))
     missing = sorted(read.keys() - set(group.covered(ROOT)))
     for path in missing:
         print(f"{name} reads {file_name(path, ROOT)}, which it does not cover: {', '.join(sorted(read[path]))}.")
-    if status or missing or group.digest(ROOT) != before:
+    changed = group.digest(ROOT) != before
+    if changed:
+        print(f"{name} is not noted: its sources changed while it ran.")
+    if status or missing or changed:
         return False
     with NOTING:
         write([name])
@@ -124,7 +130,7 @@ def busy(*names: str) -> int:
 
 
 def busy_round() -> int:
-    """Run every test beside a process that never rests, three groups at a time, and note each group's round. What
+    """Run every test beside a process that never rests, AT_ONCE groups at a time, and note each group's round. What
     pytest prints goes to a file for each group. Return 1 if a group failed."""
     folder = ROOT / "test-results" / "round"
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,23 +139,24 @@ def busy_round() -> int:
         with (folder / f"{name}.log").open("w") as output:
             begun = time.monotonic()
             if name in GROUPS:
-                passed = prove_group(name, noted=True, output=output)
+                passed = prove_group(name, AT_ONCE, output)
             else:
                 passed = run_tests(WHOLE, {}, output) == 0
-                note_round(name, len(WHOLE), passed, time.monotonic() - begun)
+                note_round(name, len(WHOLE), passed, time.monotonic() - begun, AT_ONCE)
         print(f"{name}: {'passed' if passed else 'FAILED'}, {time.monotonic() - begun:.0f} s", flush=True)
         return passed
 
-    with spinning(), ThreadPoolExecutor(3) as pool:
+    with spinning(), ThreadPoolExecutor(AT_ONCE) as pool:
         names = sorted([*GROUPS, "whole"], key=lambda name: LONG.get(name, len(LONG)))
         passed = list(pool.map(attempt, names))
     return int(not all(passed))
 
 
-def note_round(name: str, files: int, passed: bool, seconds: float) -> None:
+def note_round(name: str, files: int, passed: bool, seconds: float, at_once: int) -> None:
     """Append a round of a group to ROUNDS."""
     today = datetime.now(UTC).date().isoformat()
-    row = {"group": name, "date": today, "files": files, "passed": passed, "seconds": round(seconds)}
+    row = {"group": name, "date": today, "files": files, "at_once": at_once, "passed": passed}
+    row["seconds"] = round(seconds)
     with NOTING:
         rounds = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else []
         ROUNDS.write_text("[\n" + ",\n".join(json.dumps(each) for each in [*rounds, row]) + "\n]\n")

@@ -145,50 +145,61 @@ REREAD = frozenset(["phi3"])
 @contextmanager
 def whole_length(model: Any, tokens: int) -> Iterator[None]:
     """Compute rotary frequencies for a text of at least `tokens` tokens, as `generate` does for a prompt of that
-    length. Every run gets those of a fresh embedding: dynamic NTK otherwise keeps the frequencies of the longest text
-    that the model has read. Lanes of a race are in here together, each in a thread of its own. Do nothing for
+    length. Every run gets the frequencies of a fresh embedding: dynamic NTK otherwise keeps those of the longest text
+    that the model has read. Several lanes of a race may be inside at once, each in its own thread. Do nothing for
     embeddings that do not depend on the length."""
     embedding = getattr(model.base_model, "rotary_emb", None)
     if embedding is None or changing_type(model.config) is None:
         yield
         return
-    refresh(embedding)
-    with _ENTERING:
-        forward = embedding.__dict__.setdefault("forward", _WholeLength(embedding))
+    with _RUNS_LOCK:
+        forward = vars(embedding).get("forward")
+        if not isinstance(forward, _WholeLength):
+            refresh(embedding)
+            forward = embedding.forward = _WholeLength(embedding, {"forward": forward} if forward else {})
         forward.runs += 1
     length = _TOKENS.set(tokens)
     try:
         yield
     finally:
+        with _RUNS_LOCK:
+            forward.leave()
         _TOKENS.reset(length)
-        with _ENTERING:
-            forward.runs -= 1
-            if not forward.runs:
-                del embedding.forward
 
 
 _TOKENS: ContextVar[int] = ContextVar("tokens of the text that this thread reads", default=1)
-_ENTERING = threading.Lock()
+_RUNS_LOCK = threading.Lock()
 
 
 class _WholeLength:
     """The forward pass of an embedding while runs are in `whole_length`: a function of the positions and of the length
-    of the run's text, whatever other runs did to the embedding before."""
+    of the run's text, whatever other runs did to the embedding before. The model keeps it if a lane hangs."""
 
-    def __init__(self, embedding: Any) -> None:
-        self._embedding = embedding
+    def __init__(self, embedding: Any, own_forward: dict[str, Any]) -> None:
+        """own_forward: the forward pass that the embedding had of its own, as an attribute; {}: none."""
+        self._embedding, self._own_forward = embedding, own_forward
         self._plain = inspect.unwrap(type(embedding).forward)  # without the update of frequencies that decorates it
+        self._computing = threading.Lock()
         self.runs = 0
+
+    def leave(self) -> None:
+        """Note that a run ends. With the last one the embedding is as it was."""
+        self.runs -= 1
+        if not self.runs:
+            del self._embedding.forward
+            vars(self._embedding).update(self._own_forward)
 
     def __call__(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         embedding = self._embedding
         last = position_ids.max().clamp(min=_TOKENS.get() - 1).reshape(1, 1)
-        if int(last) + 1 < int(getattr(embedding, "max_seq_len_cached", 0)):
-            refresh(embedding)
-        with torch.inference_mode(False), torch.no_grad():  # frequencies serve passes with gradients, too
-            type(embedding).forward(embedding, x, last)  # sets the frequencies for this length
-        with torch.no_grad():
-            return self._plain(embedding, x, position_ids)
+        with self._computing:
+            cached = getattr(embedding, "max_seq_len_cached", 0)
+            if cached > getattr(embedding, "original_max_seq_len", cached) and int(last) + 1 < cached:
+                refresh(embedding)  # a longer text was read
+            with torch.inference_mode(False), torch.no_grad():  # frequencies serve passes with gradients, too
+                type(embedding).forward(embedding, x, last)  # sets the frequencies for this length
+            with torch.no_grad():
+                return self._plain(embedding, x, position_ids)
 
 
 def refresh(embedding: Any) -> None:

@@ -1,2 +1,1 @@
-"""What a run holds on the device and in host memory: placement, recalls, evictions, zones, holds, drops. The only place
-where KV moves; the tiers in which it lies are in `kvlens.tiers`."""
+"""Placement, recalls, evictions and zones: the only code that moves KV between the tiers (`kvlens.tiers`)."""

@@ -1,4 +1,4 @@
-"""Two tiers of memory under one roof: the only place where KV is written, moved, dropped, counted and refused."""
+"""A run's memory: the only place where KV is written, moved, dropped, counted and refused."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class LaneLog:
         self._audience.maps(maps)
 
     def change(self, number: int, fields: Mapping[str, Any]) -> None:
-        """Set fields of a lane. An output is judged once it is whole, where the answer is known; that of a lane which
-        fails later is not."""
+        """Set fields of a lane. Where the answer is known, judge the output of a lane that explains or is completed; in
+        any other state a lane has no verdict."""
         lane = self.info.lanes[number]
         for name, value in fields.items():
             setattr(lane, name, value)

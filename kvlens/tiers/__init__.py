@@ -1,2 +1,2 @@
-"""The two tiers: slots of the device and rows of host memory, and how a run divides them. What moves KV between them is
-in `kvlens.memory`."""
+"""The two tiers: slots on the device, rows in host memory, and how a run divides them. `kvlens.memory` moves KV between
+them."""

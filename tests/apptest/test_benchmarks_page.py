@@ -96,6 +96,26 @@ def test_the_first_picture_has_a_line_a_method_and_its_condition_above(visit: Vi
     }
 
 
+def test_the_first_picture_has_the_methods_of_all_tables_on_the_same_prompts(
+    visit: Visit, runs: Runs, results: Path
+) -> None:
+    other = LINE | {"method": "snapkv", "budget": "20%", "n": 9}
+    longer = ABOUT | {"request": ABOUT["request"] | {"length": 512}}
+    again = other | {"n": 20}  # the same prompts, on another version
+    tables = {
+        "quality": (ABOUT, LINE),
+        "quality-newer": (ABOUT, other),
+        "quality-512": (longer, other | {"n": 30}),
+        "quality-old": (ABOUT | {"torch": "1"}, again),
+        "quality-damaged": ({"model": "demo"}, LINE),
+    }
+    for name, (about, line) in tables.items():
+        (results / f"{name}.json").write_text(json.dumps({"about": about, "lines": [line]}))
+    app = visit(runs.folder, "benchmarks")
+    words = next(box.value for box in app.markdown if "256 tokens" in box.value and "prompts a point" in box.value)
+    assert "n = 4–9 prompts" in words.replace("\\", "")
+
+
 def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: Path) -> None:
     (results / "quality.json").write_text(json.dumps({"about": ABOUT, "lines": [LINE, REFUSED]}))
     app = visit(runs.folder, "benchmarks")

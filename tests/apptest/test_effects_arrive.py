@@ -12,10 +12,11 @@ from test_lens_on_replay import finished, press
 from test_pages import player_header
 from uiruns import Visit
 
-from kvlens.app.ui.common import lensjobs
+from kvlens.app.ui.common import data, lensjobs
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.lens.pieces import Piece
 from kvlens.store.amend import outstanding
+from kvlens.store.reader import TraceReader
 
 GROUP = 2
 """query heads of a KV head"""
@@ -64,6 +65,25 @@ def test_a_span_that_the_user_chose_stays_and_the_button_names_it(visit: Visit, 
     assert new[2] != chosen
     assert f"Hold span {chosen}" in labels(app)
     assert "Hold it resident" not in labels(app)
+
+
+def test_what_a_page_found_in_the_old_trace_is_not_kept_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The effects are stored while the page is drawn."""
+    uid = write_awaited(tmp_path)
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path))
+    drawn = data.open_run(uid)
+    linked = TraceReader.open(tmp_path, uid)
+    new = store_effects(tmp_path, uid)
+    data.loss_verdict(linked)
+    for reader in (drawn, data.open_run(uid)):
+        found = data.loss_verdict(reader)
+        selection = data.opening(reader, data.metrics(reader), None)
+    assert found is not None
+    assert found.missed is not None
+    assert (found.missed.layer, found.missed.kv_head, found.missed.span) == new
+    assert (selection.layer, selection.span) == (new[0], new[2])
 
 
 def test_a_link_made_before_the_effects_leads_to_what_the_verdict_names(visit: Visit, tmp_path: Path) -> None:

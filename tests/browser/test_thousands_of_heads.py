@@ -17,6 +17,8 @@ UID = "20260101-000000-wide"
 LAYERS, HEADS, STEPS = 80, 64, 24
 MOST_MB = {"replay": 6.0, "spans": 6.0, "heads": 6.0, "memory": 12.0, "method": 12.0}
 """what a page may be sent; all cubes of the run take 68 MB at 200 steps"""
+BUSY_MS = 300_000
+"""for what takes seconds alone: several groups of tests may share two cores"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def open_counted(open_page: Open, url: str) -> tuple[Page, list[int]]:
 @pytest.mark.slow
 def test_replay_draws_the_maps_and_a_click_selects_the_head_under_it(wide: Server, open_page: Open) -> None:
     page, sent = open_counted(open_page, f"{wide.url}/replay?run={UID}&step=3&layer=0&head=0")
-    expect(page.locator("#player")).to_have_attribute("data-cell", "0,0")
+    expect(page.locator("#player")).to_have_attribute("data-cell", "0,0", timeout=BUSY_MS)
     settled(page)
     assert sum(sent) < MOST_MB["replay"] * 1e6
     for name in ("#heads", "#map"):
@@ -62,7 +64,7 @@ def test_replay_draws_the_maps_and_a_click_selects_the_head_under_it(wide: Serve
 @pytest.mark.parametrize("name", ["spans", "heads", "memory", "method"])
 def test_a_page_is_drawn_without_an_error_from_what_is_in_view(name: str, wide: Server, open_page: Open) -> None:
     page, sent = open_counted(open_page, f"{wide.url}/{name}?run={UID}&step=3&layer=61&head=37")
-    expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible()
+    expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=BUSY_MS)
     settled(page)
     expect(page.get_by_test_id("stAlertContentError")).to_have_count(0)
     expect(page.get_by_test_id("stException")).to_have_count(0)

@@ -6,10 +6,12 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
 
+from kvlens.__main__ import main as start
 from kvlens.cli.main import main
 
 
@@ -178,3 +180,17 @@ def test_methods_are_listed_without_torch() -> None:
         "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_an_interrupt_while_the_commands_are_loaded_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "kvlens.cli.main", Interrupted("kvlens.cli.main"))
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 130
+    assert len(capsys.readouterr().err.splitlines()) == 1

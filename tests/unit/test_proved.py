@@ -193,6 +193,7 @@ def test_a_busy_round_notes_every_group_and_the_tests_in_no_group(
     assert proved.busy_round() == 1
     assert set(json.loads(proved.FILE.read_text())) == {"good"}
     rounds = json.loads(proved.ROUNDS.read_text())
+    assert {row["at_once"] for row in rounds} == {3}
     assert {row["group"]: row["passed"] for row in rounds} == {"good": True, "bad": False, "whole": True}
     assert {path.stem for path in (tmp_path / "test-results" / "round").iterdir()} == {"good", "bad", "whole"}
     assert len(capsys.readouterr().out.splitlines()) == 3

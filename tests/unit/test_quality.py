@@ -291,6 +291,31 @@ def test_sittings_with_a_budget_in_common_stay_apart() -> None:
     assert joined([early, later]) == [early, later]
 
 
+def test_a_sitting_that_lacks_a_method_joins_the_others() -> None:
+    early, later = of("real", "in"), of("real", "in", {"method": "quest"}, budgets=("5%",))
+    early["about"]["request"]["methods"], later["about"]["request"]["methods"] = ["full", "quest"], ["quest"]
+    for order in ([early, later], [later, early]):
+        (whole,) = joined(order)
+        assert whole["about"]["request"]["methods"] == ["full", "quest"]
+        assert whole["about"]["request"]["budgets"] == ["5%", "20%"]
+    for result, presets in ((early, {"full": None}), (later, {"quest": "paper"})):
+        result["about"]["presets"] = presets
+    assert joined([early, later])[0]["about"]["presets"] == {"full": None, "quest": "paper"}
+    later["about"]["request"]["methods"] = ["quest", "kivi"]
+    assert joined([early, later]) == [early, later]
+    del later["about"]["request"]["methods"]
+    assert joined([early, later]) == [early, later]
+
+
+def test_what_no_budget_holds_has_one_row() -> None:
+    rows = [{"method": "magicpig", "budget": budget, "rule": "none"} for budget in ("5%", "20%")]
+    page = markdown(of("real", "in", *rows, {"method": "kivi", "budget": "5%", "rule": "resident bytes"}))
+    assert [line.split(" | ")[1] for line in page.splitlines() if line.startswith(("| MagicPIG", "| KIVI"))] == [
+        "none",
+        "5%",
+    ]
+
+
 def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> None:
     root = Path(__file__).resolve().parents[2]
     one = results(root / "kvlens/lab/results", "text")[0]

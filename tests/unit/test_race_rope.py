@@ -3,6 +3,8 @@ alone, below the border, across it while it decodes, and beyond."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,54 @@ def test_lanes_on_a_changing_rope_are_the_runs_that_they_would_be_alone(
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_frequencies_of_a_step_do_not_depend_on_other_runs(rope: str) -> None:
     model = build(rope, 20, 50)
-    embedding, hidden = model.base_model.rotary_emb, torch.zeros(1, 1, 32)
+    alone = {length: [angles(model, length, place) for place in (5, 25, 40)] for length in (10, 60)}
+    assert not torch.equal(alone[10][0], alone[60][0])
     with whole_length(model, 10):
-        alone = [embedding(hidden, torch.tensor([[position]]))[0] for position in (5, 25, 40)]
-        with whole_length(model, 10):
-            embedding(hidden, torch.tensor([[60]]))  # a lane that is ahead
-        assert "forward" in vars(embedding)
-        again = [embedding(hidden, torch.tensor([[position]]))[0] for position in (40, 25, 5)]
-    assert all(map(torch.equal, alone, reversed(again)))
-    assert "forward" not in vars(embedding)
+        with whole_length(model, 60):
+            assert torch.equal(turn(model, 5), alone[60][0])
+        assert "forward" in vars(model.base_model.rotary_emb)
+        again = [turn(model, place) for place in (40, 25, 5)]
+    assert all(map(torch.equal, alone[10], reversed(again)))
+    assert "forward" not in vars(model.base_model.rotary_emb)
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_runs_of_two_lengths_take_turns_in_threads(rope: str) -> None:
+    model = build(rope, 20, 50)
+    alone = {length: [angles(model, length, place) for place in range(40)] for length in (10, 60)}
+
+    def every_place(length: int) -> list[torch.Tensor]:
+        with whole_length(model, length):
+            return [turn(model, place) for place in range(40)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(alone, pool.map(every_place, alone), strict=True))
+    assert all(all(map(torch.equal, found[length], alone[length])) for length in alone)
+
+
+def test_an_embedding_with_a_forward_pass_of_its_own_has_it_back() -> None:
+    model = build("dynamic", 20, 50)
+    own = model.base_model.rotary_emb.forward = partial(model.base_model.rotary_emb.forward)
+    expected = angles(build("dynamic", 20, 50), 10, 25)
+    assert torch.equal(angles(model, 10, 25), expected)
+    assert model.base_model.rotary_emb.forward is own
+
+
+def test_a_run_that_is_compared_works_on_a_changing_rope(tmp_path: Path) -> None:
+    """The reading enters `whole_length` inside the run."""
+    tokenizer = kvlens.load_model("demo").tokenizer
+    model = build("dynamic", 40, len(tokenizer))
+    run = kvlens.run(TEXT, method="snapkv", budget="60%", model=model, tokenizer=tokenizer, max_new=4, runs=tmp_path)
+    assert run.status == "completed"
+
+
+def turn(model: Any, place: int) -> torch.Tensor:
+    """Cosines [1, 1, D] of a position."""
+    cosines: torch.Tensor = model.base_model.rotary_emb(torch.zeros(1, 1, 32), torch.tensor([[place]]))[0]
+    return cosines
+
+
+def angles(model: Any, length: int, place: int) -> torch.Tensor:
+    """Cosines of a position in a text of this length, alone."""
+    with whole_length(model, length):
+        return turn(model, place)

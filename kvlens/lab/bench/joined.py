@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlens.budget import Budget
 
-SAME = ("model", "length", "question", "tasks", "prompts", "first_seed", "dtype", "methods")
+SAME = ("model", "length", "question", "tasks", "prompts", "first_seed", "dtype")
 """of what was asked for, what tables that are one have in common, where it was recorded"""
 ON = ("kvlens", "torch", "transformers", "machine", "depths", "new_tokens")
 """and of what they were measured on"""
@@ -15,7 +15,7 @@ ON = ("kvlens", "torch", "transformers", "machine", "depths", "new_tokens")
 
 def joined(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results as kvlens.lab.bench.quality writes them -> as many or fewer: those that differ in their budgets alone,
-    and have none in common, are one result."""
+    and have none in common, are one result. One of them may lack methods of the other."""
     return [one(members) for members in alike(results)]
 
 
@@ -25,11 +25,7 @@ def alike(results: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     for result in results:
         known_values = _common(result)
         for common, members in groups:
-            if (
-                known_values is not None
-                and common == known_values
-                and not any(_overlap(result, member) for member in members)
-            ):
+            if known_values is not None and common == known_values and all(_fits(result, member) for member in members):
                 members.append(result)
                 break
         else:
@@ -57,8 +53,11 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
         sittings.setdefault(result["about"]["date"], []).extend(_budgets(result))
     budgets = sorted({budget for sitting in sittings.values() for budget in sitting}, key=_share)
     remade = {name: date for result in members for name, date in (result["about"].get("remade") or {}).items()}
+    widest = max(map(_methods, members), key=len)
+    presets = {name: preset for result in members for name, preset in (result["about"].get("presets") or {}).items()}
     product = {
-        "request": start["request"] | {"budgets": budgets},
+        **({"presets": presets} if presets else {}),
+        "request": start["request"] | {"budgets": budgets, **({"methods": widest} if widest else {})},
         **({"remade": remade} if remade else {}),
         "trials": sum(result["about"]["trials"] for result in members),
         "planned": sum(result["about"]["planned"] for result in members),
@@ -77,6 +76,7 @@ def _common(result: dict[str, Any]) -> str | None:
         tasks = list(request["tasks"])
         needed = [_share(budget) for budget in (*request["budgets"], *(line["budget"] for line in result["lines"]))]
         needed += [line["method"] for line in result["lines"]]
+        needed += _methods(result)
         needed += [about[name] for name in ("trials", "planned", "date")]
     except (KeyError, TypeError, ValueError):
         return None
@@ -85,8 +85,17 @@ def _common(result: dict[str, Any]) -> str | None:
     return repr([*(request.get(name) for name in SAME), *(about.get(name) for name in ON)])
 
 
-def _overlap(result: dict[str, Any], mapping: dict[str, Any]) -> bool:
-    return bool({_share(budget) for budget in _budgets(result)} & {_share(budget) for budget in _budgets(mapping)})
+def _fits(result: dict[str, Any], member: dict[str, Any]) -> bool:
+    """Return whether two tables have no budget in common, and one has every method of the other."""
+    names, member_names = (set(_methods(table)) for table in (result, member))
+    budgets, member_budgets = ({_share(budget) for budget in _budgets(table)} for table in (result, member))
+    nested = names == member_names or (names and member_names and (names <= member_names or member_names <= names))
+    return bool(nested) and budgets.isdisjoint(member_budgets)
+
+
+def _methods(result: dict[str, Any]) -> list[Any]:
+    """Methods that were asked for; [] of a table of before they were recorded."""
+    return list(result["about"]["request"].get("methods") or ())
 
 
 def _budgets(result: dict[str, Any]) -> list[str]:

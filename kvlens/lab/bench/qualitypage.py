@@ -68,6 +68,7 @@ HEAD = {
 }
 """means over the tasks: as lines name them -> as tables do"""
 RESIDENT = "resident_share"
+NONE = "—"
 
 
 def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
@@ -94,7 +95,8 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
 
 def name_methods(request: dict[str, Any]) -> str:
     """Return what tells a table from one of other methods: the first of its methods."""
-    return f"methods from {table_name(request['methods'][0], [None])} on"
+    names = request.get("methods") or ("full",)
+    return f"methods from {table_name(names[0], [None])} on"
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:
@@ -139,7 +141,7 @@ def markdown(result: dict[str, Any]) -> str:
     means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
     titles = [name for key in means for name in (TITLES if key == RESIDENT else (HEAD[key],))]
     head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
-    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows: list[list[str]] = []
     for (name, budget, dtype, variant), by_task in lines.items():
         ran = dict.fromkeys(preset for line in by_task.values() for preset in line.get("presets", {}))
         title = table_name(name, ran or [presets.get(name)], presets.get(name))
@@ -151,7 +153,12 @@ def markdown(result: dict[str, Any]) -> str:
         usual = variant or presets.get(name)
         requested = next(iter(by_task.values())).get("requested_preset", usual)
         cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, requested)
-        text.append(f"| {' | '.join(cells)} |")
+        if not rows or not _same(rows[-1], cells):
+            rows.append(cells)
+        elif cells.count(NONE) < rows[-1].count(NONE):
+            rows[-1] = cells
+    text = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    text.insert(1, "|---" * len(head) + "|")
     machine, request = about["machine"], about["request"]
     text += [
         "",
@@ -162,6 +169,11 @@ def markdown(result: dict[str, Any]) -> str:
         + (f" Amended {about['amended']}." if "amended" in about else ""),
     ]
     return "\n".join(text) + "\n"
+
+
+def _same(row: list[str], later: list[str]) -> bool:
+    """Return whether two rows say the same, but for cells that one of them lacks: what no budget holds does at each."""
+    return all(cell == later_cell or NONE in (cell, later_cell) for cell, later_cell in zip(row, later, strict=True))
 
 
 def _with_variants(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -230,7 +242,7 @@ def _means(by_task: dict[str, dict[str, Any]], columns: list[str]) -> list[str]:
     for column in columns:
         recorded = [(line["n"], line[column]) for line in sample if line.get(column) is not None]
         if not recorded:
-            shown.append("—")
+            shown.append(NONE)
             continue
         mean = sum(n * value for n, value in recorded) / sum(n for n, _ in recorded)
         share = column.endswith("_share")

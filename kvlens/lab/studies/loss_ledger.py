@@ -39,6 +39,7 @@ from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
+from kvlens.methods.naming import installed
 from kvlens.methods.parameters import FIT
 from kvlens.models.device import CPU, settle
 from kvlens.models.find import default_model
@@ -73,10 +74,9 @@ def is_usual(row: dict[str, Any], model: str) -> bool:
     under `fit`. Rows of a preset that was usual before, or of a method that is not installed, stay in the file and do
     not count."""
     name = row["method"]
-    try:
-        return name == FRONTIER or row["preset"] in (FIT, default_preset(name, model))
-    except methods.UnknownMethod:
-        return False
+    if name == FRONTIER:
+        return True
+    return installed(name) is not None and row["preset"] in (FIT, default_preset(name, model))
 
 
 class Ledgers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.quality import table
@@ -12,13 +14,15 @@ from kvlens.app.figures.qualitycost import cost_rows, quality_cost
 from kvlens.app.ui.benchmarks import benchview, result_files
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
+from kvlens.lab.bench.joined import SAME
 from kvlens.lab.bench.qualitypage import ORDER
 from kvlens.lens.condition import count_words
 from kvlens.models import catalogue
 
 
 def show_leading(model: str | None) -> None:
-    """Draw the picture of the model's quality table that is name below, else of its first; nothing without one."""
+    """Draw the picture of the model's quality table that is chosen below, else of its first; nothing without one. Other
+    tables on the same prompts add the methods and budgets that it lacks."""
     results = [result for result in result_files.files("quality")[0] if result.model == model]
     name = st.session_state.get("bench_table")
     try:
@@ -27,10 +31,8 @@ def show_leading(model: str | None) -> None:
         if result is None:
             return
         request = result.content["about"]["request"]
-        frame = table(
-            result.content["lines"], request["model"], request["length"], result.content["about"].get("presets", {})
-        )
-        rows = cost_rows(frame, result_files.titles_measured(request["model"], result.content["about"]))
+        rows = pd.concat([_rows(result), *_others(result, tables)], ignore_index=True)
+        rows = rows.drop_duplicates(["method", "budget"], ignore_index=True)
         if rows.empty:
             return
         words = condition(request, [int(n) for n in rows["n"]])
@@ -44,6 +46,29 @@ def show_leading(model: str | None) -> None:
         "Right of 100 %: methods that keep every token and save reading."
     )
     download(rows, "kvlens-quality-bytes")
+
+
+def _rows(result: result_files.ResultFile) -> pd.DataFrame:
+    """Points of one table."""
+    about = result.content["about"]
+    request = about["request"]
+    frame = table(result.content["lines"], request["model"], request["length"], about.get("presets", {}))
+    return cost_rows(frame, result_files.titles_measured(request["model"], about))
+
+
+def _others(result: result_files.ResultFile, tables: Sequence[result_files.ResultFile]) -> Iterator[pd.DataFrame]:
+    """Yield the points of each other table whose prompts are those of `result`; the tables below say what is wrong with
+    one that lacks something."""
+    for each in tables:
+        with suppress(KeyError, TypeError):
+            if each is not result and _prompts(each) == _prompts(result):
+                yield _rows(each)
+
+
+def _prompts(result: result_files.ResultFile) -> list[Any]:
+    """Return what decides a table's prompts and the room of their answers."""
+    about = result.content["about"]
+    return [*(about["request"].get(name) for name in SAME), about.get("depths"), about.get("new_tokens")]
 
 
 def condition(request: dict[str, Any], counts: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +89,10 @@ def nothing(text: str, command: str, model: str | None) -> None:
 
 
 def sort_key(result: ResultFile) -> tuple[bool, int]:
-    """The question with its context before the question after it, short prompts before long ones."""
+    """The question with its context before the question after it, short prompts before long ones, and last what does
+    not say."""
     request = result.content["about"].get("request", {})
-    return request.get("question", "in") == "after", int(request.get("length", 0))
+    return request.get("question", "in") == "after", int(request.get("length", sys.maxsize))
 
 
 def titles_measured(model: str | None, *abouts: Mapping[str, Any]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from kvlens.player.opening import Place
 from kvlens.player.opening import opening as place_to_open
 from kvlens.runs.request import default_preset
 from kvlens.store.reader import TraceError, TraceReader, list_runs
+from kvlens.store.reader import stamp as stored_stamp
 
 LATELY_S = 5.0
 
@@ -103,11 +104,9 @@ def models() -> list[str]:
 
 
 def stamp(uid: str) -> int:
-    """When the trace was last changed, ns; 0 when there is none, in which case opening it says what is wrong."""
-    try:
-        return (runs_dir() / uid / "trace.duckdb").stat().st_mtime_ns
-    except (OSError, ValueError):
-        return 0
+    """When the trace was last changed, ns; 0 when there is none. What is kept of a reader has the reader's own stamp as
+    its key: the trace may have been replaced since."""
+    return stored_stamp(runs_dir(), uid)
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)
@@ -147,7 +146,7 @@ def fit(reader: TraceReader, selection: Selection) -> tuple[Selection, list[str]
 
 def opening(reader: TraceReader, names: list[str], requested_metric: str | None) -> Selection:
     """Return what a page opens a run with. `names`: its metrics. `requested_metric`: the user's choice of metric."""
-    place = _opening(reader, reader.uid, stamp(reader.uid), names, requested_metric)
+    place = _opening(reader, reader.uid, reader.stamp, names, requested_metric)
     return Selection(None, place.step, place.layer, place.head, place.span, place.metric)
 
 
@@ -158,7 +157,7 @@ def _opening(_reader: TraceReader, uid: str, changed: int, names: list[str], req
 
 def loss_verdict(reader: TraceReader) -> Verdict | None:
     """The verdict on a run, found once."""
-    return _verdict(reader, reader.uid, stamp(reader.uid))
+    return _verdict(reader, reader.uid, reader.stamp)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -180,6 +179,6 @@ def player_payloads(reader: TraceReader, selection: Selection, revision: int) ->
     """The run's payload and the selected head's slice."""
     names = metrics(reader)
     loaded = payload.loaded_metrics(reader, names, selection.metric)
-    identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
+    identity = payload.payload_id(reader.uid, reader.stamp, loaded)
     place = Place(selection.step or 0, selection.layer or 0, selection.head or 0, selection.span, selection.metric)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, place, revision)

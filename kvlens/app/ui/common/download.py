@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.widgets import guarded
 from kvlens.store.export import csv_bytes, export
 from kvlens.store.reader import TraceReader
@@ -63,7 +62,7 @@ def _buttons(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
         for fmt in ("csv", "parquet"):
             st.download_button(
                 f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}",
-                _make_file(reader, reader.uid, data.stamp(reader.uid), start, stop, whole, fmt),
+                _make_file(reader, reader.uid, reader.stamp, start, stop, whole, fmt),
                 f"{reader.uid}-heads{part}.{fmt}",
                 _MIME[fmt],
                 key=f"download_{fmt}",

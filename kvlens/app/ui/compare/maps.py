@@ -11,7 +11,6 @@ from kvlens.app.compare.pair import Pair
 from kvlens.app.compare.together import Together, steps_named
 from kvlens.app.figures.compare import map_table, run_maps
 from kvlens.app.figures.comparetracks import lines_of, overlaid, track_table
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
@@ -23,7 +22,7 @@ from kvlens.store.reader import TraceReader
 
 def together(compared: Compared) -> Together:
     """The runs that can be laid beside B, found once."""
-    runs = {name: (reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    runs = {name: (reader.uid, reader.stamp) for name, reader in compared.runs.items()}
     return _together(compared.runs, runs, compared.b)
 
 
@@ -60,7 +59,7 @@ def _maps(compared: Compared, pair: Pair, comparable: Together, name: str, cell:
     stop, how = comparable.same if choice == "same" else comparable.both, f"{agg} over {ranges[str(choice)]}"
     metric = metric_of(name)
     shown = {
-        name: _map(reader, reader.uid, data.stamp(reader.uid), metric.name, str(agg), stop)
+        name: _map(reader, reader.uid, reader.stamp, metric.name, str(agg), stop)
         for name, reader in compared.runs.items()
         if name in comparable.names
     }

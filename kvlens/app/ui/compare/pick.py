@@ -50,7 +50,7 @@ class Compared:
 
 def find_loss(reader: TraceReader) -> Finding:
     """What came of the run, found once."""
-    return _find_loss(reader, reader.uid, data.stamp(reader.uid))
+    return _find_loss(reader, reader.uid, reader.stamp)
 
 
 @st.cache_data(max_entries=128, show_spinner="Reading the runs…")

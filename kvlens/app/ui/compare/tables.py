@@ -10,7 +10,6 @@ from kvlens.app.compare.settings import ABSENT, KINDS, config_difference, settin
 from kvlens.app.compare.together import joined
 from kvlens.app.compare.totals import Total, totals, totals_table
 from kvlens.app.figures.phases import by_run
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.pagereader import shown_frame
 from kvlens.app.ui.common.widgets import plain
@@ -62,7 +61,7 @@ def sums(compared: Compared) -> None:
 
 
 def _sums(compared: Compared) -> None:
-    results = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    results = {name: _totals(reader, reader.uid, reader.stamp) for name, reader in compared.runs.items()}
     table = totals_table(results, (compared.a, compared.b))
     columns = ["quantity", *results, "B beside A"]
     st.dataframe(table[columns], hide_index=True, width="stretch", height="content", column_config=_WIDE)

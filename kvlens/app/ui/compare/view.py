@@ -135,7 +135,7 @@ def _payload(reader: TraceReader, metric: str | None) -> tuple[str, bytes]:
     """A run's payload under its name; another name than Replay's, which also holds the verdict on the run."""
     names = data.metrics(reader)
     loaded = payload.loaded_metrics(reader, names, metric)
-    identity = payload.payload_id(f"{reader.uid}-pair", data.stamp(reader.uid), loaded)
+    identity = payload.payload_id(f"{reader.uid}-pair", reader.stamp, loaded)
     return identity, _packed(reader, identity, names, loaded)
 
 

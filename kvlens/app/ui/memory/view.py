@@ -13,7 +13,7 @@ import streamlit as st
 from kvlens.app.figures import memory as figures
 from kvlens.app.figures.overlap import COPIES, whole
 from kvlens.app.figures.overlap import overlap as overlap_figure
-from kvlens.app.ui.common import data, parts, sentences
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.state import Selection, parse_steps
@@ -38,7 +38,7 @@ _FIRST_LOOK = 8
 
 def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
     """All sections; returns the page's own URL parameters."""
-    copies = memorydata.moved_spans(reader, reader.uid, data.stamp(reader.uid))
+    copies = memorydata.moved_spans(reader, reader.uid, reader.stamp)
     totals(reader, copies)
     residency(reader)
     left_column, right = st.columns(2, gap="medium")

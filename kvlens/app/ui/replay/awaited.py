@@ -14,7 +14,7 @@ POLL_S = 2.0
 def effects_line(reader: TraceReader) -> None:
     """Say that the effects are on their way, and draw the page again when they are there; nothing for other runs."""
     if are_awaited(reader):
-        st.fragment(_wait, run_every=POLL_S)(reader.uid, data.stamp(reader.uid))
+        st.fragment(_wait, run_every=POLL_S)(reader.uid, reader.stamp)
     elif reader.meta.no_effects == PENDING and data.open_run(reader.uid).meta.no_effects != PENDING:
         # they were stored after this page opened the trace
         data.forget_runs()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import data, lensjobs, sentences, session
+from kvlens.app.ui.common import lensjobs, sentences, session
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.common.state import Selection
@@ -44,7 +44,7 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
     if reader.meta.observed is not None:
         st.caption(sentences.OBSERVED_HOLD)
         return
-    knob = _knob(reader, reader.uid, data.stamp(reader.uid))
+    knob = _knob(reader, reader.uid, reader.stamp)
     _inside_the_run(reader)
     current_draft = _possible(draft.current(reader.uid), knob)
     hangs = verdict is None and _nothing_to_bring_back(reader)

@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.app.figures.heads import head_map
 from kvlens.app.figures.readers import SPAN_MASS, over_steps
-from kvlens.app.ui.common import data, session
+from kvlens.app.ui.common import session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.data import TraceReader
@@ -31,7 +31,7 @@ def who_reads(reader: TraceReader, selection: Selection) -> None:
     if not spans:
         st.info("No needle is marked and no span is selected. Select a span in the table or on Replay.")
         return
-    masses = _readers(reader, reader.uid, data.stamp(reader.uid), spans)
+    masses = _readers(reader, reader.uid, reader.stamp, spans)
     cell = selection.layer or 0, selection.head or 0
     named = f"span{'s' if len(spans) > 1 else ''} {', '.join(map(str, spans[:6]))}{' …' if len(spans) > 6 else ''}"
     source_name = "Full KV" if masses.reference else "Full attention by the run's own query"

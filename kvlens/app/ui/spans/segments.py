@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.widgets import plain
@@ -21,7 +20,7 @@ def segments(reader: TraceReader) -> None:
     """A row per segment, and a sentence for those that KV heads lost whole; nothing where the prompt has no parts."""
     if not reader.meta.segments:
         return
-    table = _table(reader, reader.uid, data.stamp(reader.uid))
+    table = _table(reader, reader.uid, reader.stamp)
     st.markdown("##### What became of the prompt's segments")
     number = st.column_config.NumberColumn(format="%.3f")
     full = "full KV's mass" if reader.has_reference_masses() else "full attention's mass"

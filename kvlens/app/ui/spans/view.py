@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.app.figures.spanlanes import Curve, Lane
 from kvlens.app.figures.spans import surprisal_figure
-from kvlens.app.ui.common import data, session
+from kvlens.app.ui.common import session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import clicked
 from kvlens.app.ui.common.data import TraceReader
@@ -80,7 +80,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         _draw(reader, view, [], [])
         return {}
     try:
-        stats, rest = text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
+        stats, rest = text.stats, other_cuts(reader, reader.uid, reader.stamp)
     except ValueError as problem:
         why = _no_surprisals(reader, text) or problem
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
