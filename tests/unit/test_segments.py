@@ -273,9 +273,8 @@ def test_the_page_names_full_kvs_mass_only_where_it_was_recorded(
 
     shown: list[pd.DataFrame] = []
     table, facts = run.segments().rename(columns={"largest_effect_logits": "largest_effect"}), run.meta
-    reader = SimpleNamespace(meta=facts, uid=run.uid, has_reference_masses=lambda: reference)
+    reader = SimpleNamespace(meta=facts, uid=run.uid, stamp=0, has_reference_masses=lambda: reference)
     monkeypatch.setattr(page, "_table", lambda *_: table)
-    monkeypatch.setattr(page.data, "stamp", lambda uid: None)
     monkeypatch.setattr(page, "menu", lambda *_, **settings: None)
     monkeypatch.setattr(page.st, "dataframe", lambda frame, **settings: shown.append(frame))
     page.segments(reader)  # type: ignore[arg-type]
