@@ -56,6 +56,7 @@ REFUSED = {
     "infeasible": 4,
     "smallest_feasible": 0.1,
 }
+RULES = {"quest": "attended tokens", "snapkv": "resident bytes"}
 CLAIM = {
     "method": "freekv",
     "source": "FreeKV Table 9",
@@ -94,6 +95,17 @@ def test_the_first_picture_has_a_line_a_method_and_its_condition_above(visit: Vi
         "reference": FAMILY_COLORS["reference"],
         "prompt eviction": FAMILY_COLORS["prompt_eviction"],
     }
+
+
+def test_a_point_names_what_held_it() -> None:
+    free = [LINE | {"method": "magicpig", "budget": budget} for budget in ("5%", "20%")]
+    held = [LINE | {"method": name, "budget": "20%", "rule": rule} for name, rule in RULES.items()]
+    rows = cost_rows(table([*free, *held]), {})
+    assert rows[["method", "budget"]].to_numpy().tolist() == [
+        ["magicpig", "no limit"],
+        ["quest", "20% of attended tokens"],
+        ["snapkv", "20%"],
+    ]
 
 
 def test_the_first_picture_has_the_methods_of_all_tables_on_the_same_prompts(

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from kvlens.app.figures.methodmarks import FAMILY_COLORS, mark
+from kvlens.lab.results.names import limit_words
 from kvlens.lab.results.summary import arm_titles
 from kvlens.statistics import wilson
 
@@ -16,9 +17,10 @@ COST = "resident_share"
 
 
 def cost_rows(frame: pd.DataFrame, titles: dict[str, str]) -> pd.DataFrame:
-    """Return one row per method and budget: method (its title), family, budget, exact (over the prompts of all tasks),
-    low, high (95 % Wilson), n (prompts) and share (bytes on the device, mean over tasks). A budget under which a task
-    has no judged prompt is left out: its share of right answers would be of other tasks than its neighbours'.
+    """Return one row per method and budget: method (its title), family, budget (what it was held to), exact (over the
+    prompts of all tasks), low, high (95 % Wilson), n (prompts) and share (bytes on the device, mean over tasks). A
+    budget under which a task has no judged prompt is left out: its share of right answers would be of other tasks than
+    its neighbours'.
 
     Args:
         frame: as kvlens.app.figures.quality.table makes it.
@@ -36,9 +38,12 @@ def cost_rows(frame: pd.DataFrame, titles: dict[str, str]) -> pd.DataFrame:
         low, high = wilson(exact, n)
         family = mark(str(name)).family.replace("_", " ")
         title = titles.get(str(name), str(name))
-        rows.append((title, family, str(budget) or "no limit", exact, low, high, n, float(part[COST].mean())))
+        limit = limit_words(str(budget), part["rule"])
+        limit = "no limit" if limit in ("", "none") else limit
+        rows.append((title, family, limit, exact, low, high, n, float(part[COST].mean())))
     columns = ["method", "family", "budget", "exact", "low", "high", "n", "share"]
-    return pd.DataFrame(rows, columns=columns).sort_values(["method", "share"], kind="stable", ignore_index=True)
+    table = pd.DataFrame(rows, columns=columns).drop_duplicates()
+    return table.sort_values(["method", "share"], kind="stable", ignore_index=True)
 
 
 def quality_cost(rows: pd.DataFrame) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
     budgets = sorted({budget for sitting in sittings.values() for budget in sitting}, key=_share)
     remade = {name: date for result in members for name, date in (result["about"].get("remade") or {}).items()}
     widest = max(map(_methods, members), key=len)
-    presets = {name: preset for result in members for name, preset in (result["about"].get("presets") or {}).items()}
+    presets = {
+        name: preset for result in reversed(members) for name, preset in (result["about"].get("presets") or {}).items()
+    }
     product = {
         **({"presets": presets} if presets else {}),
         "request": start["request"] | {"budgets": budgets, **({"methods": widest} if widest else {})},
@@ -94,7 +96,7 @@ def _fits(result: dict[str, Any], member: dict[str, Any]) -> bool:
 
 
 def _methods(result: dict[str, Any]) -> list[Any]:
-    """Methods that were asked for; [] of a table of before they were recorded."""
+    """Return the methods that were asked for; [] where the table does not record them."""
     return list(result["about"]["request"].get("methods") or ())
 
 

@@ -11,7 +11,7 @@ from kvlens.budget import Budget
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
-from kvlens.lab.results.names import measured_on, table_name
+from kvlens.lab.results.names import limit_words, measured_on, table_name
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
 
@@ -149,7 +149,8 @@ def markdown(result: dict[str, Any]) -> str:
         title += f" {variant}" if variant else ""
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
-        cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
+        limit = limit_words(budget, (line["rule"] for line in by_task.values()))
+        cells = [title, limit, preset, *(_cell(by_task.get(task)) for task in tasks)]
         usual = variant or presets.get(name)
         requested = next(iter(by_task.values())).get("requested_preset", usual)
         cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, requested)
@@ -172,7 +173,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _same(row: list[str], later: list[str]) -> bool:
-    """Return whether two rows say the same, but for cells that one of them lacks: what no budget holds does at each."""
+    """Return whether two rows agree in every cell that both have: rows of a method that no budget holds do."""
     return all(cell == later_cell or NONE in (cell, later_cell) for cell, later_cell in zip(row, later, strict=True))
 
 
@@ -207,12 +208,6 @@ def _with_formats(
     if dtype:  # the control's own format is the narrow one
         shares = [UNKNOWN, cells[place]] if dtype == NARROW else [UNKNOWN, UNKNOWN]
     return [*cells[:place], *shares, *cells[place + 1 :]]
-
-
-def _limit(budget: str, by_task: dict[str, dict[str, Any]]) -> str:
-    if any(line["rule"] == "attended tokens" for line in by_task.values()):
-        return f"{budget} of attended tokens"
-    return "none" if all(line["rule"] == "none" for line in by_task.values()) else budget
 
 
 def _preset(by_task: dict[str, dict[str, Any]]) -> str:

@@ -36,6 +36,14 @@ def measured_on(about: dict[str, Any]) -> str:
     return f"{about['date']} ({'; '.join(sentences)})" if sentences else str(about["date"])
 
 
+def limit_words(budget: str, rules: Iterable[str | None]) -> str:
+    """Return what a row was held to, of the rules of its tasks: '20%', '20% of attended tokens', or 'none'."""
+    given = set(rules)
+    if "attended tokens" in given:
+        return f"{budget} of attended tokens"
+    return "none" if given == {"none"} else budget
+
+
 def table_name(method: str, presets: Iterable[str | None], usual: str | None = None) -> str:
     """Return what tables call a method that ran with these presets, as results record them: 'defaults' and None are no
     preset. usual: the preset that was asked for, whose trained parts `fit` takes. The untrained parts are included;
