@@ -38,10 +38,10 @@ def measured_on(about: dict[str, Any]) -> str:
 
 def limit_words(budget: str, rules: Iterable[str | None]) -> str:
     """Return what a row was held to, of the rules of its tasks: '20%', '20% of attended tokens', or 'none'."""
-    given = set(rules)
-    if "attended tokens" in given:
+    held_by = set(rules)
+    if "attended tokens" in held_by:
         return f"{budget} of attended tokens"
-    return "none" if given == {"none"} else budget
+    return "none" if held_by == {"none"} else budget
 
 
 def table_name(method: str, presets: Iterable[str | None], usual: str | None = None) -> str:
