@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -9,11 +11,16 @@ import pandas as pd
 def passage(tokens: pd.DataFrame, start: int, end: int) -> str:
     """Text of the rows [start, end) of a reader's tokens. A character that several tokens share, one per byte of it,
     stands there once: each of these tokens has all of it as its own text."""
-    tokens_inside = tokens.iloc[start:end]
-    texts = tokens_inside["text"].tolist()
-    for place in continued(tokens_inside):
-        texts[place] = ""
-    return "".join(texts)
+    return passages(tokens.iloc[start:end], [(0, end)])[0]
+
+
+def passages(tokens: pd.DataFrame, ranges: Sequence[tuple[int, int]]) -> list[str]:
+    """Return `passage` of each range of rows [start, end); the tokens are looked through once."""
+    texts = tokens["text"].tolist()
+    later = texts.copy()
+    for place in continued(tokens):
+        later[place] = ""
+    return ["".join([*texts[start : min(start + 1, end)], *later[start + 1 : end]]) for start, end in ranges]
 
 
 def continued(tokens: pd.DataFrame) -> list[int]:

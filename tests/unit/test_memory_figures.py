@@ -166,6 +166,18 @@ def test_use_adds_up_and_the_curve_ends_at_one() -> None:
     assert list(curve.y) == pytest.approx([0.3, 0.9, 1.0])
 
 
+def test_a_curve_of_thousands_of_masses_is_drawn_where_it_bends() -> None:
+    rng = np.random.default_rng(1)
+    mass = 10 ** rng.uniform(-5, 0, 20_000)
+    copies = pd.DataFrame({"step": 0, "verdict": "listed", "bytes": 1, "largest_mass": mass, "at_most": np.nan})
+    curve = memory.mass_curve(copies).data[0]
+    assert len(curve.x) < 2000
+    assert curve.y[-1] == 1.0
+    for x, y in zip(curve.x, curve.y, strict=True):
+        assert y == pytest.approx((mass <= x).mean())
+    assert np.diff(np.log10(curve.x)).max() < 0.02
+
+
 def test_stretches_of_time_are_covered_once_and_spread_over_free_lanes() -> None:
     rng = np.random.default_rng(0)
     start = rng.integers(0, 200, 60)

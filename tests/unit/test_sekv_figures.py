@@ -39,9 +39,10 @@ def test_the_zoom_map_has_a_row_per_query_head_and_grey_where_nothing_was_record
     figure = figures.zoom_over_steps(cube, 2, (1, 3), 2)
     shown = figure.data[0]
     assert shown.z.shape == (8, 3)
-    assert shown.z[7, 2] == cube[2, 1, 3]
-    assert shown.text[7][2] == "step 2, L1 Q3 (KV1): 0.958"
-    assert shown.text[2][1] == "step 1, L0 Q2 (KV1): not recorded"
+    assert shown.z[7, 2] == np.float32(cube[2, 1, 3])
+    assert (shown.y[7], shown.y[2]) == ("L1 Q3 (KV1)", "L0 Q2 (KV1)")
+    assert np.isnan(shown.z[2, 1])
+    assert not shown.hoverongaps
     assert np.isfinite(figure.data[1].z).sum() == 1
     assert shown.zmax == pytest.approx(23 / 24)
     assert labelled(figure)
@@ -82,6 +83,34 @@ def test_bytes_lie_over_the_tokens_they_belong_to() -> None:
     assert labelled(figure)
 
 
+def test_hundreds_of_spans_are_a_line_and_a_band_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_MARKS", 1)
+    spans = table(err_k=[0.1, 0.3]).assign(tok_start=[4, 24])
+    band, line = figures.per_span(spans, {"keys": "err_k"}, "Error", "relative Frobenius error").data
+    assert list(line.x[:-1]) == [4, 24, 64]
+    assert list(line.y[:-1]) == pytest.approx([0.1, 0.3, 0.3])
+    assert np.isnan(line.y[-1])
+    assert line.hovertext[0] != line.hovertext[1]
+    assert list(band.x[:-1]) == [4, 24, 24, 64, 64, 24, 24, 4]
+    assert list(band.y[:-1]) == pytest.approx([2.1, 2.1, 2.3, 2.3, -0.7, -0.7, -0.9, -0.9])
+    apart = figures.per_span(spans.assign(tok_start=[4, 30]), {"keys": "err_k"}, "Error", "error").data[1]
+    assert np.isnan(apart.y[2]), "text between two spans is a gap"
+    unknown = figures.per_span(table(err_k=[0.1, np.nan]), {"keys": "err_k"}, "Error", "error").data[1]
+    assert list(unknown.x[:-1]) == [4, 24]
+
+
+def test_bytes_of_hundreds_of_spans_are_stacked_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_MARKS", 1)
+    spans = table().assign(tok_start=[4, 24], factor_bytes=[100, 50])
+    factors, top, raw, both, exact = figures.span_bytes(spans).data
+    assert list(factors.y[:4]) == [100, 100, 50, 50]
+    assert list(top.y[:3]) == [100, 50, 50]
+    assert list(raw.y[:8]) == [100, 100, 450, 450, 50, 50, 100, 100]
+    assert list(both.x[:2]) == [24, 64], "a line stands where there are bytes"
+    assert list(both.y[:2]) == [450, 450]
+    assert list(exact.y[:3]) == [200, 400, 400]
+
+
 def test_a_map_of_thousands_of_query_heads_has_a_row_per_kv_head_then_per_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,7 +120,7 @@ def test_a_map_of_thousands_of_query_heads_has_a_row_per_kv_head_then_per_layer(
     grouped = figures.zoom_over_steps(cube, 2, (1, 3), 2).data[0]
     assert grouped.z.shape == (4, 3)
     assert grouped.z[3, 2] == pytest.approx(cube[2, 1, 2:].mean())
-    assert grouped.z[1, 1] == cube[1, 0, 3], "what was not recorded is left out of the mean"
-    assert re.findall(r"[\d.]+", grouped.text[3][2]) == ["2", "1", "1", "0.938"]
+    assert grouped.z[1, 1] == np.float32(cube[1, 0, 3]), "what was not recorded is left out of the mean"
+    assert re.findall(r"[\d.]+", grouped.y[3]) == ["1", "1"]
     monkeypatch.setattr(figures, "MOST_CELLS", 6)
     assert figures.zoom_over_steps(cube, 2, (1, 3), 2).data[0].z.shape == (2, 3)

@@ -25,6 +25,9 @@ from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 120
+#: A curve of more points than this has one for each cell of a grid; the grid has as many cells a decade of mass and for
+#: all bytes.
+CURVE_POINTS, CELLS = 500, 200
 #: What the records say of the use of a copy -> how the legend says it, and its colour.
 VERDICTS = {
     "listed": ("among the top spans while it could be read", BLUE),
@@ -197,15 +200,17 @@ def use_of_copies(copies: pd.DataFrame, n_steps: int) -> go.Figure:
 
 def mass_curve(copies: pd.DataFrame) -> go.Figure:
     """Share of the judged bytes whose span got at most x of any query head's attention while it could be read; an
-    unlisted copy stands at its bound. Columns used: verdict, bytes, largest_mass, at_most."""
+    unlisted copy stands at its bound. Of many points that lie together the last is drawn. Columns used: verdict, bytes,
+    largest_mass, at_most."""
     judged = copies[copies["verdict"].isin(("listed", "unlisted"))]
     mass = judged["largest_mass"].fillna(judged["at_most"]).to_numpy(np.float64)
     order = np.argsort(mass, kind="stable")
     total = max(1.0, float(judged["bytes"].sum()))
     share = np.cumsum(judged["bytes"].to_numpy(np.float64)[order]) / total
     x = np.clip(mass[order], 1e-5, 1.0)
-    last = np.append(np.flatnonzero(np.diff(x)), x.size - 1) if x.size else np.empty(0, np.int64)
-    x, share = x[last], share[last]
+    x, share = _last_of_each(x, x, share)
+    if x.size > CURVE_POINTS:
+        x, share = _last_of_each(np.floor(CELLS * np.log10(x)) * 10 * CELLS + np.floor(CELLS * share), x, share)
     figure = go.Figure(
         go.Scatter(
             x=x,
@@ -230,3 +235,9 @@ def mass_curve(copies: pd.DataFrame) -> go.Figure:
     )
     figure.update_yaxes(title_text="share of bytes", range=[-0.02, 1.04], tickformat=".0%")
     return figure
+
+
+def _last_of_each(key: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the rows of `columns` after which `key` changes, and the last."""
+    last = np.append(np.flatnonzero(np.diff(key)), key.size - 1) if key.size else np.empty(0, np.int64)
+    return tuple(column[last] for column in columns)

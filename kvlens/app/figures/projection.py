@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.app.figures.spancolors import UNKNOWN, coloraxis, groups, span_hover
-from kvlens.app.figures.theme import GREEN, SELECTED, finish
+from kvlens.app.figures.theme import GREEN, SELECTED, SVG_POINTS, finish
 
 
 def pca(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,11 +22,12 @@ def pca(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     points, shares = np.zeros((len(centred), 2)), np.zeros(2)
     if min(centred.shape) == 0 or not centred.any():
         return points, shares
-    u, size, directions = np.linalg.svd(centred, full_matrices=False)
-    for k in range(min(2, len(size))):
-        sign = 1.0 if directions[k][np.abs(directions[k]).argmax()] >= 0 else -1.0
-        points[:, k] = sign * u[:, k] * size[k]
-        shares[k] = size[k] ** 2 / (size**2).sum()
+    squares, directions = np.linalg.eigh(centred.T @ centred)  # ascending
+    for k in range(min(2, *centred.shape)):
+        direction = directions[:, -1 - k]
+        sign = 1.0 if direction[np.abs(direction).argmax()] >= 0 else -1.0
+        points[:, k] = sign * (centred @ direction)
+        shares[k] = max(0.0, squares[-1 - k]) / squares.sum()
     return points, shares
 
 
@@ -44,24 +45,26 @@ def projection_figure(
     on the strip of spans (`label` names it with its unit). A star marks the spans `needle`, a ring the selected one.
     `equal`: both axes have one scale, as distances want it. Points carry their span's id."""
     figure = go.Figure()
+    kind = go.Scattergl if len(points) > SVG_POINTS else go.Scatter
     for name, part, color in groups(points, column):
         marker: dict[str, object] = {"color": color, "size": 10, "line": {"width": 1, "color": "rgba(128,128,128,0.9)"}}
         if isinstance(color, list):
             marker["coloraxis"] = "coloraxis"
         same = {"marker": {"opacity": 1.0}}
-        figure.add_scatter(
+        points_drawn = kind(
             x=part["x"],
             y=part["y"],
             mode="markers",
             name=name,
             marker=marker,
             customdata=[[int(span)] for span in part["span"]],
-            hovertext=[span_hover(row, column, label) for _, row in part.iterrows()],
+            hovertext=[span_hover(row, column, label) for row in part.to_dict("records")],
             hoverinfo="text",
             selected=same,
             unselected=same,
             showlegend=column == "state" or name == UNKNOWN,
         )
+        figure.add_trace(points_drawn)
     marks = (
         (
             "holds the needle",

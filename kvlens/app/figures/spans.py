@@ -11,10 +11,8 @@ from plotly.subplots import make_subplots
 
 from kvlens.app.figures.spancolors import UNKNOWN, coloraxis, groups, shown, span_hover
 from kvlens.app.figures.spanlanes import Curve, Lane, draw_lane, draw_marks
-from kvlens.app.figures.theme import BLUE, ORANGE, PURPLE, finish
+from kvlens.app.figures.theme import BLUE, ORANGE, PURPLE, SVG_POINTS, finish
 
-#: More points than this are drawn by WebGL.
-SVG_POINTS = 1500
 LANE_PIXELS, CURVE_PIXELS = 26, 220
 
 
@@ -128,10 +126,11 @@ def _kind(curve: Curve) -> type[go.Scatter] | type[go.Scattergl]:
 
 
 def _edges(figure: go.Figure, own_rows: pd.DataFrame, top: float) -> None:
-    """Where this run's spans begin, as one trace of vertical lines."""
+    """Where this run's spans begin, as one path: between two vertical lines it runs below the axis, where nothing of it
+    is seen."""
     starts = own_rows["tok_start"].to_numpy(np.float64) - 0.5
-    x = np.stack([starts, starts, np.full_like(starts, np.nan)], axis=1).ravel()
-    y = np.tile([0.0, 1.04 * top, np.nan], len(starts))
+    x = np.repeat(starts, 3)
+    y = np.tile([-top, 1.04 * top, -top], len(starts))
     figure.add_trace(
         go.Scatter(
             x=x,
@@ -139,7 +138,6 @@ def _edges(figure: go.Figure, own_rows: pd.DataFrame, top: float) -> None:
             mode="lines",
             name="boundaries of this run",
             hoverinfo="skip",
-            connectgaps=False,
             line={"color": "rgba(128,128,128,0.55)", "width": 1},
         ),
         row=1,
@@ -164,7 +162,7 @@ def _strip(figure: go.Figure, own_rows: pd.DataFrame, column: str, label: str) -
                 marker=marker,
                 showlegend=column == "state" or name == UNKNOWN,
                 customdata=[[int(span)] for span in part["span"]],
-                hovertext=[span_hover(row, column, label) for _, row in part.iterrows()],
+                hovertext=[span_hover(row, column, label) for row in part.to_dict("records")],
                 hoverinfo="text",
                 selected=same,
                 unselected=same,

@@ -76,11 +76,10 @@ def _zoom_over_steps(reader: TraceReader) -> None:
 
 def _spans(reader: TraceReader) -> None:
     st.markdown("##### Spans in host memory")
-    frame = sekv_table.per_head(reader)
+    frame, table = sekv_table.stored_spans(reader, reader.uid, reader.stamp)
     if frame.empty:
         st.info("No span went to host memory in this run.")
         return
-    table = sekv_table.per_span(frame)
     left_column, right = st.columns(2, gap="medium")
     with left_column:
         _ranks(reader, frame, table)

@@ -31,6 +31,9 @@ _WORDS = {
     "err_k_post_rope": ("error of keys, post-RoPE", "relative Frobenius error after the rotary embedding"),
 }
 
+#: What the page reads of `per_head`.
+STORED = ("form", "cold_bytes", "exact_bytes", "rank_k", "rank_v")
+
 
 def headings(names: Iterable[str]) -> dict[str, Any]:
     """What the table of spans writes over each column, and says on hover."""
@@ -41,6 +44,14 @@ def headings(names: Iterable[str]) -> dict[str, Any]:
         over = "" if base == name else ", min" if name.endswith("_min") else ", max"
         shown[name] = st.column_config.Column(title + over, help=meaning or None)
     return shown
+
+
+@st.cache_data(max_entries=4, show_spinner="Reading how spans lie in host memory…")
+def stored_spans(_reader: TraceReader, uid: str, changed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return STORED of every row of `per_head`, and `per_span`, kept while the trace stays as it is (`changed`)."""
+    frame = per_head(_reader)
+    table = per_span(frame) if len(frame) else frame
+    return frame[list(STORED)].astype({"form": "category"}), table
 
 
 def per_head(reader: TraceReader) -> pd.DataFrame:

@@ -2,13 +2,13 @@
 // The cache map: tokens across, decode steps down, colour = the state of a token's span for the selected KV head while the
 // step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
-import { GREY, HOLE, VERMILION, context2d, pale } from "./color.js";
+import { GREY, HOLE, STATE_WORDS, VERMILION, context2d, pale } from "./color.js";
 import { drawHatch } from "./hatch.js";
 import { holeStrength, holesAt, sampledAt } from "./holes.js";
 import { MapGrid, niceStride } from "./mapgrid.js";
 
 /** @import { Picture } from "./picture.js" */
-/** @import { Context, MapPlace, Range, Run, Slice, Span, Surface, Theme } from "./types.js" */
+/** @import { Context, MapPlace, Range, Run, Slice, Surface, Theme } from "./types.js" */
 
 const HOLE_WIDTH = 2, HOLE_PICKED = 8; // px, at least: of any hole; of the selected span's, and of all in a tour
 const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
@@ -108,7 +108,7 @@ export class CacheMap extends MapGrid {
     const { left, right, top } = this.margin;
     const columns = Math.max(1, Math.floor(this.width - left - right));
     const image = new ImageData(columns, this.rows);
-    for (let row = 0; row < this.rows; row++) this.fillRow(image, row, columns);
+    this.fillStates(new Uint32Array(image.data.buffer), columns);
     const states = new OffscreenCanvas(columns, this.rows);
     states.getContext("2d").putImageData(image, 0, 0);
     ctx.imageSmoothingEnabled = false;
@@ -129,22 +129,33 @@ export class CacheMap extends MapGrid {
   }
 
   // A pixel shows the state of the token under its middle, at the row's last step.
-  /** @param {ImageData} image @param {number} row @param {number} columns */
-  fillRow(image, row, columns) {
+  /** @param {Uint32Array} pixels a row after the other @param {number} columns */
+  fillStates(pixels, columns) {
     const { clock, run } = this.view;
-    const step = this.stepsOf(row)[1] - 1;
-    const written = clock.written(step);
-    const column = (/** @type {number} */ pos) => Math.max(0, Math.min(columns, Math.ceil((pos - this.range[0]) * (columns / (this.range[1] - this.range[0])) - 0.5)));
-    const paint = (/** @type {number} */ from, /** @type {number} */ to, /** @type {number} */ code) => {
-      const color = pale(code, this.view.ground);
-      for (let x = column(from); x < column(to); x++) {
-        const i = (row * columns + x) * 4;
-        image.data.set([...color, 255], i);
+    const [from, to] = this.range;
+    const column = (/** @type {number} */ pos) => Math.max(0, Math.min(columns, Math.ceil((pos - from) * (columns / (to - from)) - 0.5)));
+    const places = run.header.spans.map((span, index) => ({ span, index, first: column(span.start), stop: span.kind === "window" ? columns : column(span.end) }));
+    const seen = places.filter(({ first, stop }) => first < stop);
+    const layers = [true, false].map((window) => seen.filter(({ span }) => (span.kind === "window") === window)).flat();
+    const colors = this.packedColors();
+    for (let row = 0; row < this.rows; row++) {
+      const step = this.stepsOf(row)[1] - 1;
+      const written = column(clock.written(step));
+      for (const { span, index, first, stop } of layers) {
+        if (span.born > step || (span.died !== null && span.died <= step)) continue;
+        const edge = Math.min(stop, written);
+        if (first < edge) pixels.fill(colors[clock.stateAt(index, step)], row * columns + first, row * columns + edge);
       }
-    };
-    const alive = (/** @type {Span} */ span) => span.born <= step && (span.died === null || span.died > step);
-    run.header.spans.forEach((span, i) => span.kind === "window" && alive(span) && paint(span.start, written, clock.stateAt(i, step)));
-    run.header.spans.forEach((span, i) => span.kind !== "window" && alive(span) && paint(span.start, Math.min(span.end, written), clock.stateAt(i, step)));
+    }
+  }
+
+  // The colour of each state's code as a pixel of an image.
+  packedColors() {
+    const bytes = new Uint8ClampedArray(4 * 256);
+    for (let code = 0; code < 256; code++) {
+      if (code < STATE_WORDS.length || code === 255) bytes.set([...pale(code, this.view.ground), 255], 4 * code);
+    }
+    return new Uint32Array(bytes.buffer);
   }
 
   /** @param {Context} ctx @param {number} step */

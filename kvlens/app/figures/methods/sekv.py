@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from kvlens.app.figures.profiles import MOST_MARKS, add_band, add_line
 from kvlens.app.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SKY, finish
 from kvlens.recording.metrics import head_label
 from kvlens.text.units import si_bytes
@@ -28,26 +29,30 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
     steps, layers, heads = cube.shape
     values = cube.reshape(steps, layers * heads).T
     names = [_row_label(row // heads, row % heads, size, group, q_heads) for row in range(layers * heads)]
-    hover = [[f"step {s}, {name}: {_share(values[row, s])}" for s in range(steps)] for row, name in enumerate(names)]
     top = float(np.nanmax(values, initial=0.0)) if np.isfinite(values).any() else 0.0
     figure = go.Figure(
         go.Heatmap(
-            z=values,
+            z=values.astype(np.float32),
+            y=names,
             zmin=0,
             zmax=top or 1.0,
             colorscale="Cividis",
-            text=hover,
-            hoverinfo="text",
+            hovertemplate="step %{x}, %{y}: %{z:.3f}<extra></extra>",
             hoverongaps=False,
             colorbar={"title": {"text": "share of spans", "side": "right"}, "thickness": 12},
         )
     )
     if (missing := np.isnan(values)).any():
         figure.add_heatmap(
-            z=np.where(missing, 1.0, np.nan), colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverinfo="skip"
+            z=np.where(missing, 1.0, np.nan).astype(np.float32),
+            y=names,
+            colorscale=[[0, GREY], [1, GREY]],
+            showscale=False,
+            hoverinfo="skip",
         )
-    for layer in range(1, layers):
-        figure.add_hline(y=layer * heads - 0.5, line={"color": "#ffffff", "width": 1.5})
+    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"color": "#ffffff", "width": 1.5}}
+    borders = [layer * heads - 0.5 for layer in range(1, layers)]
+    figure.update_layout(shapes=[{**across, "y0": border, "y1": border} for border in borders])
     row = selected[0] * heads + selected[1] // size
     figure.add_shape(
         type="rect", x0=-0.5, x1=steps - 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": SELECTED, "width": 1.5}
@@ -106,21 +111,23 @@ def rank_histogram(rank_k: np.ndarray, rank_v: np.ndarray, most: int | None) -> 
 
 def per_span(table: pd.DataFrame, columns: dict[str, str], title: str, unit: str) -> go.Figure:
     """Means over KV heads at each span's place in the text, with the range over KV heads; gaps where nothing was
-    recorded.
+    recorded. A mark per span, or a line and a band where spans are more than `MOST_MARKS`.
 
     columns: label -> column; of a column c the table has c, c_min and c_max."""
     figure = go.Figure()
-    middle = table["tok_start"] + table["tokens"] / 2
+    starts, tokens = table["tok_start"].to_numpy(), table["tokens"].to_numpy()
     for (label, column), color, shift in zip(columns.items(), (KEYS, VALUES, GREEN, SKY), (-1, 1, -2, 2), strict=False):
         mean, low, high = (table[name].to_numpy(np.float64) for name in (column, f"{column}_min", f"{column}_max"))
         hover = [
             f"span {span}, tokens {a}–{a + n - 1}: {label} {m:.3g} {unit}, {lo:.3g} to {hi:.3g} over KV heads"
-            for span, a, n, m, lo, hi in zip(
-                table["span"], table["tok_start"], table["tokens"], mean, low, high, strict=True
-            )
+            for span, a, n, m, lo, hi in zip(table["span"], starts, tokens, mean, low, high, strict=True)
         ]
+        if len(table) > MOST_MARKS:
+            add_band(figure, starts, starts + tokens, low, high, color, opacity=0.25)
+            add_line(figure, starts, starts + tokens, mean, hover, label, color)
+            continue
         figure.add_scatter(
-            x=middle + 2 * shift,
+            x=starts + tokens / 2 + 2 * shift,
             y=mean,
             mode="markers",
             name=label,
@@ -138,7 +145,8 @@ def per_span(table: pd.DataFrame, columns: dict[str, str], title: str, unit: str
         )
     finish(figure, 300, uirevision=f"sekv-{title}", legend=True)
     figure.update_layout(title_text=title, dragmode=False, legend=_LEGEND)
-    figure.update_xaxes(title_text="position in the text (tokens), middle of the span")
+    where = "" if len(table) > MOST_MARKS else ", middle of the span"
+    figure.update_xaxes(title_text=f"position in the text (tokens){where}")
     figure.update_yaxes(title_text=unit, rangemode="tozero")
     return figure
 
@@ -147,15 +155,23 @@ def span_bytes(table: pd.DataFrame) -> go.Figure:
     """Bytes of each span in host memory, all layers and KV heads, drawn over the tokens it covers: as factors and raw,
     stacked, against its exact keys and values. Columns: factor_bytes, raw_form_bytes, exact_bytes."""
     figure = go.Figure()
-    starts, tokens, exact = (table[name].tolist() for name in ("tok_start", "tokens", "exact_bytes"))
+    starts, tokens, exact = (table[name].to_numpy() for name in ("tok_start", "tokens", "exact_bytes"))
+    below = np.zeros(len(table))
     for column, label, color in (("factor_bytes", "as factors", BLUE), ("raw_form_bytes", "raw", ORANGE)):
+        held = table[column].to_numpy()
         hover = [
-            f"span {span}, {n} tokens: {si_bytes(held)} {label}, exact {si_bytes(whole)}"
-            for span, n, held, whole in zip(table["span"], tokens, table[column].tolist(), exact, strict=True)
+            f"span {span}, {n} tokens: {si_bytes(size)} {label}, exact {si_bytes(whole)}"
+            for span, n, size, whole in zip(table["span"], tokens, held.tolist(), exact.tolist(), strict=True)
         ]
+        if len(table) > MOST_MARKS:
+            add_band(figure, starts, starts + tokens, below, below + held, color)
+            below = below + held
+            top = np.where(held > 0, below, np.nan)
+            add_line(figure, starts, starts + tokens, top, hover, label, color)
+            continue
         figure.add_bar(
             x=starts,
-            y=table[column],
+            y=held,
             width=tokens,
             offset=0,
             name=label,
@@ -163,16 +179,18 @@ def span_bytes(table: pd.DataFrame) -> go.Figure:
             hoverinfo="text",
             marker={"color": color, "line": {"width": 0.5, "color": "#ffffff"}},
         )
-    edges = [(a, a + n, None) for a, n in zip(starts, tokens, strict=True)]
-    heights = [(whole, whole, None) for whole in exact]
-    figure.add_scatter(
-        x=[x for edge in edges for x in edge],
-        y=[y for height in heights for y in height],
-        mode="lines",
-        name="exact keys and values",
-        line={"color": SELECTED, "width": 2},
-        hoverinfo="skip",
-    )
+    name = "exact keys and values"
+    if len(table) > MOST_MARKS:
+        add_line(figure, starts, starts + tokens, exact.astype(np.float64), (), name, SELECTED)
+    else:
+        figure.add_scatter(
+            x=[x for a, n in zip(starts.tolist(), tokens.tolist(), strict=True) for x in (a, a + n, None)],
+            y=[y for whole in exact.tolist() for y in (whole, whole, None)],
+            mode="lines",
+            name=name,
+            line={"color": SELECTED, "width": 2},
+            hoverinfo="skip",
+        )
     finish(figure, 320, uirevision="sekv-bytes", legend=True)
     figure.update_layout(title_text="Bytes of spans in host memory", barmode="stack", dragmode=False, legend=_LEGEND)
     figure.update_xaxes(title_text="position in the text (tokens)")
@@ -197,7 +215,3 @@ def _row_label(layer: int, row: int, size: int, group: int, q_heads: int) -> str
     if size == 1:
         return head_label(layer, row, group)
     return f"L{layer}, mean of its query heads" if size == q_heads else f"L{layer} KV{row}, mean of its query heads"
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}" if np.isfinite(value) else "not recorded"

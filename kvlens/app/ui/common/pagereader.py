@@ -16,8 +16,15 @@ def shown_frame(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with every text in it as `visible` has it."""
     for name in frame.columns:
         if pd.api.types.is_string_dtype(frame[name].dtype) or frame[name].dtype == object:
-            frame[name] = [visible(item) if isinstance(item, str) else item for item in frame[name]]
+            shown: dict[str, str] = {}  # columns of thousands of rows have a few words
+            frame[name] = [_shown(item, shown) if isinstance(item, str) else item for item in frame[name]]
     return frame
+
+
+def _shown(text: str, shown: dict[str, str]) -> str:
+    if text not in shown:
+        shown[text] = visible(text)
+    return shown[text]
 
 
 class PageSession(KeepingSession):

@@ -32,8 +32,8 @@ from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
 from kvlens.text.units import counted, duration, full_kv, si_bytes
 
-#: Steps of the overlap timeline when none were chosen.
-_FIRST_LOOK = 8
+#: Steps of the overlap timeline when none were chosen, and the copies that make it fewer.
+_FIRST_LOOK, _FIRST_COPIES = 8, 600
 
 
 def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
@@ -169,7 +169,7 @@ def overlap(reader: TraceReader, selection: Selection) -> dict[str, str]:
     if not (moved["step"] >= 0).any():
         st.info(parts.unmoved(reader, "No copy was made while decoding, so there is nothing to lay beside the steps."))
         return {}
-    start, end = _step_range(reader, selection)
+    start, end = _step_range(reader, selection, moved)
     steps = reader.steps()
     steps = steps[(steps["step"] >= start) & (steps["step"] <= end)]
     near = reader.transfers_between(max(0, start - 1), end + 1)
@@ -205,19 +205,24 @@ def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     )
 
 
-def _step_range(reader: TraceReader, selection: Selection) -> tuple[int, int]:
+def _step_range(reader: TraceReader, selection: Selection, moved: pd.DataFrame) -> tuple[int, int]:
     last = reader.n_steps - 1
     if last < 1:
         return 0, 0
     key = f"memory_steps_{reader.uid}"
     if key not in st.session_state:
         requested = st.query_params.get("steps")
-        first_step = min(selection.step or 0, max(0, last + 1 - _FIRST_LOOK))
-        st.session_state[key] = (
-            parse_steps(requested, last) if requested else (first_step, min(last, first_step + _FIRST_LOOK - 1))
-        )
+        st.session_state[key] = parse_steps(requested, last) if requested else _first_look(selection, moved, last)
     start, end = cast("tuple[int, int]", st.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
     return int(start), int(end)
+
+
+def _first_look(selection: Selection, moved: pd.DataFrame, last: int) -> tuple[int, int]:
+    """Return the first and last step to show at first, from the selected one on: fewer where they have many copies."""
+    first = min(selection.step or 0, max(0, last + 1 - _FIRST_LOOK))
+    counts = moved.groupby("step")["n"].sum().reindex(range(first, min(last + 1, first + _FIRST_LOOK)), fill_value=0)
+    few = int((counts.cumsum() <= _FIRST_COPIES).sum())
+    return first, first + max(1, few) - 1
 
 
 def timeline_export(reader: TraceReader) -> None:

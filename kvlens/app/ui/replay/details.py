@@ -11,7 +11,7 @@ import streamlit as st
 from kvlens.app.ui.common.chart import canvas_menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.parts import unmoved
-from kvlens.app.ui.common.spantext import span_text, window_range
+from kvlens.app.ui.common.spantext import span_texts, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay.conditions import observed_conditions
@@ -146,7 +146,7 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
             "state after": table["state_after"].map(words.state),
             "kind": table["kind"],
             "tokens": [f"{start}–{end - 1}" if end > start else "none yet" for start, end in ranges],
-            "text": [span_text(tokens, start, end) for start, end in ranges],
+            "text": span_texts(tokens, ranges),
             "why it is a span": table["reason"],
         }
     )

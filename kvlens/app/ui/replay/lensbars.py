@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.app.ui.common.spantext import span_text, window_range
+from kvlens.app.ui.common.spantext import span_texts, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.holds import joined
 from kvlens.lens.lines import LEAST, MASSES, mass_name, ranges_in_words
@@ -93,7 +93,7 @@ def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFram
             "regret": table["regret"],
             "kind": table["kind"],
             "tokens": [token_range(start, end) for start, end in ranges],
-            "text": [span_text(tokens, start, end) for start, end in ranges],
+            "text": span_texts(tokens, ranges),
             "needle": [any(a < end and b > start for a, b in needle) for start, end in ranges],
         }
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.ui.common.spantext import span_text, window_range
+from kvlens.app.ui.common.spantext import span_texts, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.spans.cuts import Cut, Text, previews
 from kvlens.player.payload import needle_tokens
@@ -81,7 +81,7 @@ def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, selecti
             "tok_start": [start for start, _ in ranges],
             "tok_end": [end for _, end in ranges],
             "length": [end - start for start, end in ranges],
-            "text": [span_text(frame, start, end) for start, end in ranges],
+            "text": span_texts(frame, ranges),
             "mean_surprisal": [_mean(tokens.nats[start:end]) for start, end in ranges],
             "mass": _by_span(ids, oracle.set_index("span")["mass"].combine_first(listed.set_index("span")["mass"])),
             "reference": _by_span(ids, oracle.set_index("span")["reference"]),
