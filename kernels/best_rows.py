@@ -13,6 +13,8 @@ from kvlens.kernels.compat import jit, tl
 
 MOST = 8192
 """entries of a row that are counted; a longer row is sorted"""
+LONG = 128
+"""entries of a row from which PyTorch selects on the host, where it sorts shorter ones"""
 BLOCK, CHUNK = 32, 256
 
 
@@ -26,8 +28,23 @@ def best_rows(score: torch.Tensor, count: int) -> torch.Tensor:
 
 def best_rows_torch(score: torch.Tensor, count: int) -> torch.Tensor:
     """The reference; the kernel equals it bit for bit."""
+    entries = score.shape[-1]
+    if score.device.type == "cpu" and score.dtype == torch.float32 and count < entries and entries >= LONG:
+        return _selected(score, count)
     order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
     return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
+
+
+def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
+    """The same without sorting what is not wanted. Where no two of the best are equal there is one answer; else each
+    entry gets a number of its own, larger for the earlier of two equal ones."""
+    best, order = score.topk(count + 1, dim=-1)
+    if ((best[:, 1:] == best[:, :-1]) & (best[:, 1:] > float("-inf"))).any():
+        bits = (score + 0.0).view(torch.int32).long()  # + 0.0: there is a zero below zero
+        places = torch.arange(score.shape[-1] - 1, -1, -1, device=score.device)
+        order = (((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) + places).topk(count, dim=-1).indices
+        best = score.gather(-1, order)
+    return order[:, :count].masked_fill(best[:, :count] == float("-inf"), -1)
 
 
 def best_rows_triton(score: torch.Tensor, count: int) -> torch.Tensor:

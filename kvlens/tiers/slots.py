@@ -128,14 +128,30 @@ class SharedSlots:
     def copy_slots(self, layer: int, heads: range) -> Slots:
         """Return copies of the slots of some KV heads of a layer [h, w, ...], w being the most that one of them has;
         the others are filled up with slots that hold nothing."""
+        index, live = (self._owned_on_host if self.owner.device.type == "cpu" else self._owned)(layer, heads)
+        role = torch.where(live, self.role[index], FREE)
+        return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
+
+    def _owned(self, layer: int, heads: range) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots of KV heads int64 [h, w] in their order, 0 behind a head's last, and which of them are
+        theirs, bool [h, w]."""
         codes = layer * self._kv_heads + torch.arange(heads.start, heads.stop, device=self.owner.device)
         owned = (self.owner == codes[:, None]) & (self.role != FREE)
         counts = owned.sum(1)
         width = int(counts.max()) if owned.numel() else 0
         live = torch.arange(width, device=owned.device) < counts[:, None]
-        index = torch.zeros_like(live, dtype=torch.long).masked_scatter_(live, owned.nonzero()[:, 1])
-        role = torch.where(live, self.role[index], FREE)
-        return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
+        return torch.zeros_like(live, dtype=torch.long).masked_scatter_(live, owned.nonzero()[:, 1]), live
+
+    def _owned_on_host(self, layer: int, heads: range) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, looking once at each slot for all KV heads."""
+        head = self.owner.numpy() - (layer * self._kv_heads + heads.start)
+        where = ((head >= 0) & (head < len(heads)) & (self.role.numpy() != FREE)).nonzero()[0]
+        head = head[where]
+        counts = np.bincount(head, minlength=len(heads))
+        live = np.arange(counts.max(initial=0)) < counts[:, None]
+        index = np.zeros(live.shape, np.int64)
+        index[live] = where[head.argsort(kind="stable")]
+        return torch.from_numpy(index), torch.from_numpy(live)
 
 
 @dataclass(frozen=True)
