@@ -105,11 +105,14 @@ def measure_steps(
         yield {"model": model, "tokens": tokens, "arm": f"{arm.name}, batch {size}", "n": rounds} | figures | ratios
 
 
-def measure_study(model: str, tokens: int, method: str, size: int, steps: int) -> dict[str, Any]:
-    """Return the trials a minute of a study of `size` prompts under full KV and a method, alone and in a batch."""
+def measure_study(model: str, tokens: int, methods: str, size: int, steps: int) -> dict[str, Any]:
+    """Return the trials a minute of a study of `size` prompts under full KV and methods ("snapkv,h2o"), alone and in a
+    batch."""
     prompts = read_prompts([f"{TASK}@length={tokens}@prompts={size}"], lambda: encoding(model)).prompts
     shared = RunRequest(model=model, max_new=steps, ignore_eos=True, trace_level="heads")
-    plan = StudyPlan(shared=shared, entrants=(Entrant(method=method),), budgets=(BUDGET,))
+    plan = StudyPlan(
+        shared=shared, entrants=tuple(Entrant(method=method) for method in methods.split(",")), budgets=(BUDGET,)
+    )
     figures: dict[str, float] = {}
     for name, batch in (("alone", 1), ("batch", size)):
         with tempfile.TemporaryDirectory() as folder:
@@ -122,5 +125,5 @@ def measure_study(model: str, tokens: int, method: str, size: int, steps: int) -
         figures[f"{name}_trials_per_minute"] = round(60 * count / wall, 2)
     ratio = round(figures["alone_wall_s"] / figures["batch_wall_s"], 3)
     cpu_ratio = round(figures["alone_cpu_s"] / figures["batch_cpu_s"], 3)
-    row = {"model": model, "tokens": tokens, "arm": f"{method}, study, batch {size}", "n": 1}
+    row = {"model": model, "tokens": tokens, "arm": f"{methods}, study, batch {size}", "n": 1}
     return row | figures | {"cpu_ratio": cpu_ratio, "wall_ratio": ratio}

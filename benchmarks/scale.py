@@ -6,7 +6,7 @@
     python -m benchmarks.scale --placing [--lengths 512,1024,2048,4096,8192,16384,32768] [--rounds 2] [--out FILE]
     python -m benchmarks.scale --memory snapkv,quest --lengths 8192 [--drawn] [--out FILE]
     python -m benchmarks.scale --batch 8 --steps smollm2 --lengths 1024 --arms snapkv,snapkv/coverage --new 17
-        [--study snapkv] [--out FILE]
+        [--study snapkv,h2o] [--out FILE]
 
 The first writes twelve made-up runs, links them under so many run ids in a temporary folder and lists each folder by
 `kvlens.lens.runlist.search_runs`: `new` without a catalogue, `process` by a process that finds the catalogue, `again`
@@ -17,7 +17,7 @@ The second runs `benchmarks.stepcosts` on the model after --steps and prints a r
 exponents. Lines of --out are added to those that FILE has of other models, lengths and arms. The third runs
 `benchmarks.placingcosts`: k-means alone. The fourth runs `benchmarks.peakmemory` in a process for each method and
 length. The fifth runs `benchmarks.batchcosts`: steps of so many prompts together against one prompt after the other,
-and with --study a study's trials a minute under a method both ways.
+and with --study a study's trials a minute under methods both ways.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def measure_memory(options: argparse.Namespace) -> None:
 
 
 def measure_batch(options: argparse.Namespace) -> None:
-    """Measure the arms of --arms in a batch, or a study under the method of --study."""
+    """Measure the arms of --arms in a batch, or a study under the methods of --study."""
     report = Report(options.out, options.new)
     for tokens in _lengths(options):
         if options.study:
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=8)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--study", metavar="METHOD")
+    parser.add_argument("--study", metavar="METHODS")
     options = parser.parse_args()
     if options.batch is not None:
         measure_batch(options)
