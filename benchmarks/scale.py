@@ -17,7 +17,7 @@ The second runs `benchmarks.stepcosts` on the model after --steps and prints a r
 exponents. Lines of --out are added to those that FILE has of other models, lengths and arms. The third runs
 `benchmarks.placingcosts`: k-means alone. The fourth runs `benchmarks.peakmemory` in a process for each method and
 length. The fifth runs `benchmarks.batchcosts`: steps of so many prompts together against one prompt after the other,
-and with --study a study's trials a minute under methods both ways.
+and with --study a study's trials a minute under these methods, both ways.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
     python -m benchmarks.studycosts [--prompts 3] [--new 64] [--tokens 1024] [--budgets 10%,20%,30%,40%]
         [--methods snapkv,streaming_llm,h2o,compresskv,keydiff] [--level heads] [--out FILE]
 
-Every prompt is read once. `beside` is the seconds of everything but loading, reading the prompts and their surprisals,
-over the seconds of decoding, recording included: how many times its decode time a study takes beside its prefills.
+The methods place one reading of a prompt. `over_decoding` is a study's seconds without loading, prefills and the
+prompts' surprisals, over its seconds of decoding. Decoding includes recording, and full KV's run that the arms are
+compared with; 1 would be a study of nothing else. A phase lasts until the next one is told, so that `decode` includes
+a trial's self-checks, and `store` the figures of its row.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import kvlens
+from kvlens.engine.prefill import Surprisals
 from kvlens.models.device import machine
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
@@ -31,8 +36,8 @@ from kvlens.studies.running import carry_out
 from kvlens.tasks.encoding import encoding
 
 MODEL = "smollm2"
-ONCE = ("load", "prefill", "surprisal")
-"""phases that a prompt, or the study, has once"""
+ONCE = ("load", "prefill", "surprisals")
+"""what a prompt, or the study, has once"""
 DECODING = ("decode", "reference")
 """of the arms, and of the full KV that they are compared with"""
 
@@ -43,16 +48,38 @@ class Phases:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
         """phase -> CPU and wall seconds"""
+        self._inside = False
+        """surprisals are being computed, which are told as a phase of their own"""
         self._phase, self._since = "", (time.process_time(), time.perf_counter())
 
     def report(self, phase: str, number: int, total: int) -> None:
         """Give the time since the last report to the phase that was under way."""
         now = time.process_time(), time.perf_counter()
-        if self._phase:
+        if self._phase and not self._inside:
             spent = self.seconds.setdefault(self._phase, [0.0, 0.0])
             for clock in range(2):
                 spent[clock] += now[clock] - self._since[clock]
         self._phase, self._since = phase, now
+
+    @contextmanager
+    def surprisals(self) -> Iterator[None]:
+        """Time the surprisals of whole prompts, which come inside other phases, and take them off these."""
+        whole = Surprisals.whole
+
+        def timed(*args: Any, **named: Any) -> Any:
+            self.report(self._phase, 0, 0)
+            self._inside, before = True, self._since
+            try:
+                return whole(*args, **named)
+            finally:
+                self._inside = False
+                self._since = time.process_time(), time.perf_counter()
+                for clock in range(2):
+                    self.seconds["surprisals"][clock] += self._since[clock] - before[clock]
+
+        self.seconds["surprisals"] = [0.0, 0.0]
+        with patch.object(Surprisals, "whole", timed):
+            yield
 
     def trial(self, finished: int, total: int, *rest: Any) -> None:
         """Trials are counted from what the study stored."""
@@ -61,7 +88,7 @@ class Phases:
 def measure(
     prompts: int, tokens: int, new: int, methods: Sequence[str], budgets: Sequence[str], level: str
 ) -> dict[str, Any]:
-    """Carry out a study and return its trials, its seconds by phase and `beside`, CPU and wall."""
+    """Carry out a study and return its trials, its seconds by phase and `over_decoding`, CPU and wall."""
     torch.set_num_threads(1)
     drawn = read_prompts([f"niah_single@length={tokens}@prompts={prompts}"], lambda: encoding(MODEL)).prompts
     shared = RunRequest(model=MODEL, max_new=new, ignore_eos=True, trace_level=level)
@@ -70,7 +97,8 @@ def measure(
     phases = Phases()
     with tempfile.TemporaryDirectory() as folder:
         info = storage.create(Path(folder), plan, drawn)
-        carry_out(Path(folder), info.id, phases, lambda: False)
+        with phases.surprisals():
+            carry_out(Path(folder), info.id, phases, lambda: False)
         phases.report("", 0, 0)
         trials = storage.read_trials(Path(folder), info.id)
     states = [trial.state for trial in trials]
@@ -80,9 +108,9 @@ def measure(
         [sum(phases.seconds[name][clock] for name in names if name in phases.seconds) for clock in range(2)]
         for names in (ONCE, DECODING)
     )
-    beside = [round((totals[clock] - once[clock]) / decoding[clock], 3) for clock in range(2)]
+    ratios = [round((totals[clock] - once[clock]) / decoding[clock], 3) for clock in range(2)]
     figures = {"trials": len(trials), "seconds": {k: [round(x, 2) for x in v] for k, v in phases.seconds.items()}}
-    return figures | {"beside_cpu": beside[0], "beside_wall": beside[1]}
+    return figures | {"over_decoding_cpu": ratios[0], "over_decoding_wall": ratios[1]}
 
 
 def main() -> None:

@@ -17,10 +17,11 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from benchmarks.ui import CHROMIUM_ARGUMENTS, PLAY, start
 from tests.synthetic.wide import write_wide
@@ -98,6 +99,15 @@ def measure_page(context: BrowserContext, url: str, name: str, picture: Path | N
     return figures
 
 
+def measure_loads(
+    browser: Browser, url: str, name: str, loads: int, picture: Path | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Open a page so many times in one window, which keeps what it has loaded; yield each load and its figures."""
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
+        for load in range(1, loads + 1):
+            yield load, measure_page(context, url, name, picture)
+
+
 def main() -> None:
     """Write the runs, open the pages and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -126,14 +136,11 @@ def main() -> None:
         try:
             for shape, uid in shapes.items():
                 for name in options.pages.split(","):
-                    context = browser.new_context(viewport={"width": 1440, "height": 900})
-                    for load in range(options.loads):
-                        query = f"?runs={uid},{uid}" if name == "compare" else f"?run={uid}"
-                        picture = options.pictures and options.pictures / f"{shape}-{name}.png"
-                        figures = measure_page(context, f"{url}/{name}{query}", name, picture)
-                        about = {"shape": shape, "page": name, "load": load + 1, "machine_load": os.getloadavg()[0]}
+                    query = f"?runs={uid},{uid}" if name == "compare" else f"?run={uid}"
+                    picture = options.pictures and options.pictures / f"{shape}-{name}.png"
+                    for load, figures in measure_loads(browser, f"{url}/{name}{query}", name, options.loads, picture):
+                        about = {"shape": shape, "page": name, "load": load, "machine_load": os.getloadavg()[0]}
                         print(json.dumps(about | figures), flush=True)
-                    context.close()
         finally:
             process.terminate()
             process.wait(20)

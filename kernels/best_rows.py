@@ -14,7 +14,7 @@ from kvlens.kernels.compat import jit, tl
 MOST = 8192
 """entries of a row that are counted; a longer row is sorted"""
 LONG = 128
-"""entries of a row from which PyTorch selects on the host, where it sorts shorter ones"""
+"""entries of a row; PyTorch selects from such rows on the host, and sorts shorter ones"""
 BLOCK, CHUNK = 32, 256
 
 

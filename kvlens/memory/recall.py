@@ -216,8 +216,9 @@ class Recaller:
 
     def _log_departures(self, layer: int, departed: np.ndarray, refused: np.ndarray, cause: str) -> None:
         """Log the units int64 [2, n] that the device gave up and those that it refused."""
-        if not refused.size:
-            self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
+        if not refused.size:  # of a shared zone departed units come in any order
+            by_head = departed[:, departed[0].argsort(kind="stable")]
+            self._log.events_of(DEPARTURE.get(cause, "release"), layer, *by_head)
         else:
             units = np.concatenate((departed, refused), 1)
             order = units[0].argsort(kind="stable")  # of a KV head what is gone comes first

@@ -15,7 +15,7 @@ def passage(tokens: pd.DataFrame, start: int, end: int) -> str:
 
 
 def passages(tokens: pd.DataFrame, ranges: Sequence[tuple[int, int]]) -> list[str]:
-    """Return `passage` of each range of rows [start, end); the tokens are looked through once."""
+    """Return `passage` of each range of rows [start, end), 0 <= start; the tokens are looked through once."""
     texts = tokens["text"].tolist()
     later = texts.copy()
     for place in continued(tokens):

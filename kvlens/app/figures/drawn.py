@@ -44,8 +44,10 @@ def map_frame(values: np.ndarray, kv_heads: int, metric: Metric, how: str) -> pd
 
 
 def _visible(trace: Any) -> bool:
-    """False for the almost invisible squares that take clicks, and for maps of one colour, which only mask 'not
-    recorded' cells."""
+    """False for the almost invisible squares that take clicks, for maps of one colour, which only mask 'not recorded'
+    cells, and for bands, whose points are the corners of an area."""
+    if trace.type == "scatter" and trace.fill == "toself":
+        return False
     if trace.type == "heatmap":
         return len({colour for _, colour in trace.colorscale or ((0, "low"), (1, "high"))}) > 1
     opacity = getattr(getattr(trace, "marker", None), "opacity", None)

@@ -25,8 +25,8 @@ from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 120
-#: A curve of more points than this has one for each cell of a grid; the grid has as many cells a decade of mass and for
-#: all bytes.
+#: Of a curve of more points than this the last of each cell is drawn: CELLS cells a decade of mass, CELLS over all
+#: bytes.
 CURVE_POINTS, CELLS = 500, 200
 #: What the records say of the use of a copy -> how the legend says it, and its colour.
 VERDICTS = {
@@ -200,8 +200,8 @@ def use_of_copies(copies: pd.DataFrame, n_steps: int) -> go.Figure:
 
 def mass_curve(copies: pd.DataFrame) -> go.Figure:
     """Share of the judged bytes whose span got at most x of any query head's attention while it could be read; an
-    unlisted copy stands at its bound. Of many points that lie together the last is drawn. Columns used: verdict, bytes,
-    largest_mass, at_most."""
+    unlisted copy stands at its bound. Where points are many, the last of each cell is drawn. Columns used: verdict,
+    bytes, largest_mass, at_most."""
     judged = copies[copies["verdict"].isin(("listed", "unlisted"))]
     mass = judged["largest_mass"].fillna(judged["at_most"]).to_numpy(np.float64)
     order = np.argsort(mass, kind="stable")
@@ -238,6 +238,6 @@ def mass_curve(copies: pd.DataFrame) -> go.Figure:
 
 
 def _last_of_each(key: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the rows of `columns` after which `key` changes, and the last."""
+    """Return the rows of `columns` after which `key` changes, and the last row."""
     last = np.append(np.flatnonzero(np.diff(key)), key.size - 1) if key.size else np.empty(0, np.int64)
     return tuple(column[last] for column in columns)

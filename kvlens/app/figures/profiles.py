@@ -46,6 +46,7 @@ def add_line(
         y=np.array(y),
         mode="lines",
         name=name,
+        legendgroup=name,
         line={"color": color, "width": 1.5, "shape": "hv"},
         hovertext=texts or None,
         hoverinfo="text" if hover else "skip",
@@ -58,11 +59,13 @@ def add_band(
     stops: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
+    name: str,
     color: str,
     *,
     opacity: float = 1.0,
 ) -> None:
-    """Fill between `low` and `high` of every span; NaN in either leaves a gap. It stands in no legend."""
+    """Fill between `low` and `high` of every span; NaN in either leaves a gap. The legend's entry is that of the line
+    `name`, and hides both."""
     xs, ys = [np.empty(0)], [np.empty(0)]
     for part in stretches(starts, stops, np.isfinite(low) & np.isfinite(high)):
         there = np.stack([starts[part], stops[part]], 1).ravel()
@@ -77,5 +80,6 @@ def add_band(
         opacity=opacity,
         line={"color": color, "width": 0},
         hoverinfo="skip",
+        legendgroup=name,
         showlegend=False,
     )

@@ -112,6 +112,7 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
         ),
         key="sekv_rank_by_span",
         alt="Rank of keys and values by span",
+        data=sekv_table.columns_of(table, "rank_k", "rank_v"),
     )
     recorded = frame["form"].eq("raw") & frame["rank_k"].notna()
     also = " Spans stored raw count too: factors of that rank would have been larger." if recorded.any() else ""
@@ -132,11 +133,12 @@ def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
         ),
         key="sekv_errors",
         alt="Error of rebuilt tokens by span",
+        data=sekv_table.columns_of(table, "err_k", "err_v"),
     )
     st.caption(
         "Mean and range over the KV heads that store a span as factors. A span that every KV head stores raw has no "
-        "error and no point. The paper's eq. 14 adds up the squares of these errors without dividing by the span's "
-        "norm. The paper shows no values."
+        "error, so nothing is drawn there. The paper's eq. 14 adds up the squares of these errors without dividing by "
+        "the span's norm. The paper shows no values."
     )
 
 
@@ -174,6 +176,7 @@ def _key_space(reader: TraceReader, table: pd.DataFrame) -> None:
         ),
         key="sekv_key_space",
         alt="Error of the keys before and after the rotary embedding",
+        data=sekv_table.columns_of(table, "err_k_pre_rope", "err_k_post_rope"),
     )
     st.caption(
         "What the same number of components leaves of the keys before and after their rotary embedding, gates "

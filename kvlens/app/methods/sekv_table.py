@@ -105,6 +105,11 @@ def journal(reader: TraceReader) -> pd.DataFrame:
     )
 
 
+def columns_of(table: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Return the spans of `per_span` with the mean, smallest and largest value of some columns."""
+    return table[["span", "tok_start", "tokens", *(f"{name}{end}" for name in names for end in ("", "_min", "_max"))]]
+
+
 def per_span(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per span of `per_head`: span, tok_start, tokens, factor_bytes, raw_form_bytes, exact_bytes (sums over KV
     heads of all layers), raw_share (of them), and mean, min, max of PER_HEAD."""

@@ -129,7 +129,7 @@ export class CacheMap extends MapGrid {
   }
 
   // A pixel shows the state of the token under its middle, at the row's last step.
-  /** @param {Uint32Array} pixels a row after the other @param {number} columns */
+  /** @param {Uint32Array} pixels one row after another @param {number} columns */
   fillStates(pixels, columns) {
     const { clock, run } = this.view;
     const [from, to] = this.range;

@@ -16,15 +16,17 @@ from kvlens.recording.metrics import head_label
 from kvlens.text.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE
-MOST_CELLS = 150_000
-"""cells of a map over steps; a run with more shows means over the query heads of a KV head, or of a layer"""
+MOST_CELLS, MOST_ROWS = 150_000, 4000
+"""of a map over steps; a run with more shows means over the query heads of a KV head, or of a layer"""
 
 
 def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], step: int) -> go.Figure:
     """Zoom rate [steps, L, Hq] as a map: a column per decode step, a row per query head, layers apart; NaN (grey) = not
-    recorded. Beyond MOST_CELLS a row is the mean of a KV head's or of a layer's query heads."""
+    recorded. Beyond MOST_CELLS or MOST_ROWS a row is the mean of a KV head's or of a layer's query heads."""
     q_heads = cube.shape[2]
-    size = next((size for size in (1, group) if cube.size // size <= MOST_CELLS), q_heads)
+    rows = cube.shape[1] * q_heads
+    fits = (size for size in (1, group) if cube.size // size <= MOST_CELLS and rows // size <= MOST_ROWS)
+    size = next(fits, q_heads)
     cube = _mean_of_heads(cube, size)
     steps, layers, heads = cube.shape
     values = cube.reshape(steps, layers * heads).T
@@ -66,7 +68,7 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
         range=[layers * heads - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
-        tickvals=[layer * heads + (heads - 1) / 2 for layer in range(0, layers, every)],
+        tickvals=[layer * heads + heads // 2 - 0.5 for layer in range(0, layers, every)],  # a hover on a tick names it
         ticktext=[f"L{layer}" for layer in range(0, layers, every)],
     )
     figure.update_xaxes(
@@ -123,7 +125,7 @@ def per_span(table: pd.DataFrame, columns: dict[str, str], title: str, unit: str
             for span, a, n, m, lo, hi in zip(table["span"], starts, tokens, mean, low, high, strict=True)
         ]
         if len(table) > MOST_MARKS:
-            add_band(figure, starts, starts + tokens, low, high, color, opacity=0.25)
+            add_band(figure, starts, starts + tokens, low, high, label, color, opacity=0.25)
             add_line(figure, starts, starts + tokens, mean, hover, label, color)
             continue
         figure.add_scatter(
@@ -164,7 +166,7 @@ def span_bytes(table: pd.DataFrame) -> go.Figure:
             for span, n, size, whole in zip(table["span"], tokens, held.tolist(), exact.tolist(), strict=True)
         ]
         if len(table) > MOST_MARKS:
-            add_band(figure, starts, starts + tokens, below, below + held, color)
+            add_band(figure, starts, starts + tokens, below, below + held, label, color)
             below = below + held
             top = np.where(held > 0, below, np.nan)
             add_line(figure, starts, starts + tokens, top, hover, label, color)

@@ -32,7 +32,7 @@ from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
 from kvlens.text.units import counted, duration, full_kv, si_bytes
 
-#: Steps of the overlap timeline when none were chosen, and the copies that make it fewer.
+#: Steps of the overlap timeline when none were chosen; fewer steps where they have more copies than this.
 _FIRST_LOOK, _FIRST_COPIES = 8, 600
 
 
@@ -218,11 +218,17 @@ def _step_range(reader: TraceReader, selection: Selection, moved: pd.DataFrame) 
 
 
 def _first_look(selection: Selection, moved: pd.DataFrame, last: int) -> tuple[int, int]:
-    """Return the first and last step to show at first, from the selected one on: fewer where they have many copies."""
-    first = min(selection.step or 0, max(0, last + 1 - _FIRST_LOOK))
-    counts = moved.groupby("step")["n"].sum().reindex(range(first, min(last + 1, first + _FIRST_LOOK)), fill_value=0)
-    few = int((counts.cumsum() <= _FIRST_COPIES).sum())
-    return first, first + max(1, few) - 1
+    """Return the first and last step to show at first: the selected one and those after it, or before it at the run's
+    end."""
+    counts = moved.groupby("step")["n"].sum().reindex(range(last + 1), fill_value=0).tolist()
+    first = end = min(selection.step or 0, last)
+    copies = counts[first]
+    while end - first + 1 < _FIRST_LOOK and (end < last or first > 0):
+        copies += counts[end + 1 if end < last else first - 1]
+        if copies > _FIRST_COPIES:
+            break
+        first, end = (first, end + 1) if end < last else (first - 1, end)
+    return first, end
 
 
 def timeline_export(reader: TraceReader) -> None:
