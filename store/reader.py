@@ -91,6 +91,11 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
         """The folder of runs that it lies in."""
         return self._folder.parent
 
+    @property
+    def trace_bytes(self) -> int:
+        """Bytes of the trace's file."""
+        return (self._folder / "trace.duckdb").stat().st_size
+
     def close(self) -> None:
         """Lets go of the file; the reader is of no use afterwards."""
         self._db.close()

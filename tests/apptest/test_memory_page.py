@@ -76,7 +76,7 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
         "Bytes by layer and KV head",
         "Where each span lay",
         "Moved, and not used",
-        "Timeline for Perfetto",
+        "The trace, and a timeline for Perfetto",
     ):
         assert heading in text
     titles = charts(app)
@@ -124,6 +124,15 @@ def test_the_range_of_the_timeline_is_in_the_link(visit: Visit, runs: Runs) -> N
     slider.set_value((10, 12)).run()
     assert has_title(charts(app), "Steps 10–12: copies beside the")
     assert app.query_params["steps"] == "10-12"
+
+
+def test_the_size_of_the_trace_stands_beside_that_of_attention_weights(visit: Visit, folder: Path) -> None:
+    text = words(visit(folder, "memory", run=OPEN))
+    size = (folder / OPEN / "trace.duckdb").stat().st_size
+    with TraceReader.open(folder, OPEN) as reader:
+        weights = 2 * 4 * int(reader.tokens()["step"].isna().sum()) * 2
+    for part in (size, size / 8, weights):
+        assert si_bytes(part) in text
 
 
 def test_another_kv_head_is_chosen_for_all_pages(visit: Visit, runs: Runs) -> None:

@@ -20,7 +20,7 @@ from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.request import MethodChoice, Rivals, race_command
 from kvlens.app.ui.race import view
-from kvlens.app.ui.race.race_lines import lines_of
+from kvlens.app.ui.race.race_lines import changed, lines_of
 from kvlens.app.ui.run import racepreflight
 from kvlens.runs import races
 from kvlens.runs.entrants import entrants
@@ -227,6 +227,25 @@ def test_a_run_that_was_deleted_is_a_lane_that_says_so(
     lanes = [json.loads(line) for line in lines_of(str(tmp_path), info.id, (2,))][1:]
     assert [lane["uid"] for lane in lanes] == [None, None, None]
     assert info.lanes[0].uid in lanes[0]["message"]
+
+
+def test_a_lane_that_ended_after_the_race_was_drawn_is_drawn_as_it_ended(
+    made: tuple[Path, RaceInfo], tmp_path: Path
+) -> None:
+    _, info = made
+
+    def states() -> list[str]:
+        race = races.read(tmp_path, info.id)
+        lines = [json.loads(line) for line in lines_of(str(tmp_path), info.id, changed(tmp_path, race))]
+        return [line["state"] for line in lines if line["phase"] == "lane"]
+
+    lanes = [lane.model_copy(update={"uid": None}) for lane in info.lanes]
+    races.write(
+        tmp_path, info.model_copy(update={"lanes": [lanes[0].model_copy(update={"state": "running"}), *lanes[1:]]})
+    )
+    assert states()[0] == "failed"
+    races.write(tmp_path, info.model_copy(update={"lanes": lanes}))
+    assert states() == [lane.state for lane in lanes]
 
 
 def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:

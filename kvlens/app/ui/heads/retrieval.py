@@ -37,7 +37,7 @@ def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
             st.caption(f"Over the newest {MOST_RUNS} of {len(same):,} runs.")
         uids = tuple(str(uid) for uid in same["uid"].head(MOST_RUNS))
         try:
-            stability = _stability(uids, reader.meta.model or "")
+            stability = _stability(uids, tuple(map(data.stamp, uids)))
         except ValueError:
             st.info("No run of this model has a marked needle and full attention by span.")
             return
@@ -64,7 +64,8 @@ def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading the runs of this model")
-def _stability(uids: tuple[str, ...], model: str) -> Stability:
+def _stability(uids: tuple[str, ...], changed: tuple[int, ...]) -> Stability:
+    """Read the runs, again where the trace of one has changed since (`changed`): a run may be busy for a moment."""
     return retrieval_heads(one_by_one(data.runs_dir(), uids))
 
 

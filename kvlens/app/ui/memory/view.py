@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -22,13 +20,13 @@ from kvlens.app.ui.memory import data as memorydata
 from kvlens.app.ui.memory.heads import by_head
 from kvlens.app.ui.memory.phases import phases
 from kvlens.app.ui.memory.states import where_spans_lay
+from kvlens.app.ui.memory.tracefile import trace_file
 from kvlens.app.ui.memory.use import use
 from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.meta import RunMeta
 from kvlens.store.cells import recorded_total
 from kvlens.store.errors import NotRecorded
-from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
 from kvlens.text.units import counted, duration, full_kv, si_bytes
 
@@ -51,7 +49,7 @@ def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
     by_head(reader, selection, copies)
     where_spans_lay(reader, selection)
     use(reader, copies)
-    timeline_export(reader)
+    trace_file(reader)
     return query
 
 
@@ -229,27 +227,3 @@ def _first_look(selection: Selection, moved: pd.DataFrame, last: int) -> tuple[i
             break
         first, end = (first, end + 1) if end < last else (first - 1, end)
     return first, end
-
-
-def timeline_export(reader: TraceReader) -> None:
-    """The run as a file that Perfetto opens."""
-    st.markdown("##### Timeline for Perfetto")
-    st.caption(
-        "Steps and copies as slices, bytes per tier as counters, in the Trace Event Format; open the file at "
-        "ui.perfetto.dev or chrome://tracing. Copies of one direction that overlap are spread over several lanes."
-    )
-    st.download_button(
-        "Chrome trace (JSON)",
-        partial(_timeline, reader),
-        f"{reader.uid}-chrome-trace.json",
-        "application/json",
-        key="chrome_trace",
-        on_click="ignore",
-        icon=":material/download:",
-    )
-
-
-def _timeline(reader: TraceReader) -> bytes:
-    out = io.BytesIO()
-    export(reader, TIMELINE, "json", out)
-    return out.getvalue()

@@ -8,13 +8,20 @@ import streamlit as st
 
 from kvlens.runs import races
 from kvlens.runs.frames import of_run
-from kvlens.runs.races import begun_line, frame_line, lane_line, maps_line
-from kvlens.store.reader import TraceError, TraceReader
+from kvlens.runs.races import RaceInfo, begun_line, frame_line, lane_line, maps_line
+from kvlens.store.reader import TraceError, TraceReader, stamp
+
+
+def changed(folder: Path, race: RaceInfo) -> tuple[int, ...]:
+    """Return when the race's own file and each lane's trace were last changed, ns; 0 where there is none."""
+    path = folder / races.FOLDER / f"{race.id}.json"
+    own = path.stat().st_mtime_ns if path.is_file() else 0
+    return own, *(stamp(folder, lane.uid) if lane.uid else 0 for lane in race.lanes)
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading the lanes\u2026")
 def lines_of(folder: str, race_id: str, changed: tuple[int, ...]) -> list[str]:
-    """changed: when each lane's trace was last changed. A lane whose run cannot be read says so. Raises TraceError."""
+    """changed: as `changed` has it. A lane whose run cannot be read says so. Raises TraceError."""
     race = races.read(Path(folder), race_id)
     lines = [begun_line(race)]
     for number, lane in enumerate(race.lanes):

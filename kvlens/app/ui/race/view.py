@@ -8,7 +8,7 @@ from kvlens.app.ui.common import comparing, data, jobview, widgets
 from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.livelanes import draw_lanes, live_lanes
 from kvlens.app.ui.common.racelist import finding
-from kvlens.app.ui.race.race_lines import lines_of
+from kvlens.app.ui.race.race_lines import changed, lines_of
 from kvlens.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError
@@ -67,7 +67,7 @@ def draw_stored(race_id: str) -> None:
         widgets.error(str(problem))
         return
     folder = data.runs_dir()
-    lines = lines_of(str(folder), race_id, tuple(data.stamp(lane.uid) if lane.uid else 0 for lane in race.lanes))
+    lines = lines_of(str(folder), race_id, changed(folder, race))
     with st.container(border=True):
         limit = phrase(in_words(race.budget))
         st.text(visible(f"Race on {race.model}, {limit}, {race.created[:16].replace('T', ' ')} UTC"))

@@ -207,10 +207,8 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     elif reader.meta.imported is not None:
         st.markdown("**What this run lost against full KV was not recorded** in the trace.")
     else:
-        left_column, right = st.columns([3, 1], vertical_alignment="center")
-        left_column.markdown(sentences.LOSS_NOT_RECORDED)
-        with right:
-            _compare(reader, table, busy, "Compare with full KV")
+        st.markdown(sentences.LOSS_NOT_RECORDED)
+        _compare(reader, table, busy, "Compare with full KV")
 
 
 def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
