@@ -125,7 +125,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     methods, budgets = options.methods.split(","), options.budgets.split(",")
-    about = {"date": time.strftime("%Y-%m-%d"), "version": kvlens.__version__, "machine": machine(), "model": MODEL}
+    about: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "version": kvlens.__version__,
+        "machine": machine(),
+        "model": MODEL,
+    }
     about |= {name: getattr(options, name) for name in ("prompts", "tokens", "new", "level")}
     about |= {"methods": methods, "budgets": budgets, "load_before": round(os.getloadavg()[0], 1)}
     figures = measure(options.prompts, options.tokens, options.new, methods, budgets, options.level)

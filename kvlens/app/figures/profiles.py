@@ -66,11 +66,11 @@ def add_band(
 ) -> None:
     """Fill between `low` and `high` of every span; NaN in either leaves a gap. The legend's entry is that of the line
     `name`, and hides both."""
-    xs, ys = [np.empty(0)], [np.empty(0)]
+    xs, ys, gap = [np.empty(0)], [np.empty(0)], np.array([np.nan])
     for part in stretches(starts, stops, np.isfinite(low) & np.isfinite(high)):
         there = np.stack([starts[part], stops[part]], 1).ravel()
-        xs += [there, there[::-1], [np.nan]]
-        ys += [np.repeat(high[part], 2), np.repeat(low[part], 2)[::-1], [np.nan]]
+        xs += [there, there[::-1], gap]
+        ys += [np.repeat(high[part], 2), np.repeat(low[part], 2)[::-1], gap]
     figure.add_scatter(
         x=np.concatenate(xs),
         y=np.concatenate(ys),

@@ -219,11 +219,11 @@ def _first_look(selection: Selection, moved: pd.DataFrame, last: int) -> tuple[i
     """Return the first and last step to show at first: the selected one and those after it, or before it at the run's
     end."""
     counts = moved.groupby("step")["n"].sum().reindex(range(last + 1), fill_value=0).tolist()
-    first = end = min(selection.step or 0, last)
-    copies = counts[first]
-    while end - first + 1 < _FIRST_LOOK and (end < last or first > 0):
-        copies += counts[end + 1 if end < last else first - 1]
+    start = end = min(selection.step or 0, last)
+    copies = counts[start]
+    while end - start + 1 < _FIRST_LOOK and (end < last or start > 0):
+        copies += counts[end + 1 if end < last else start - 1]
         if copies > _FIRST_COPIES:
             break
-        first, end = (first, end + 1) if end < last else (first - 1, end)
-    return first, end
+        start, end = (start, end + 1) if end < last else (start - 1, end)
+    return start, end

@@ -15,8 +15,8 @@ from kvlens.store.reader import TraceError, TraceReader, stamp
 def changed(folder: Path, race: RaceInfo) -> tuple[int, ...]:
     """Return when the race's own file and each lane's trace were last changed, ns; 0 where there is none."""
     path = folder / races.FOLDER / f"{race.id}.json"
-    own = path.stat().st_mtime_ns if path.is_file() else 0
-    return own, *(stamp(folder, lane.uid) if lane.uid else 0 for lane in race.lanes)
+    written = path.stat().st_mtime_ns if path.is_file() else 0
+    return written, *(stamp(folder, lane.uid) if lane.uid else 0 for lane in race.lanes)
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading the lanes\u2026")
