@@ -15,12 +15,12 @@ import plotly.graph_objects as go
 MOST_MARKS = 400
 
 
-def stretches(starts: np.ndarray, stops: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
+def stretches(starts: np.ndarray, stops: np.ndarray, is_known: np.ndarray) -> list[np.ndarray]:
     """Return the indices of spans that follow one another without a gap and have a value, a stretch per array."""
     if not len(starts):
         return []
-    breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (known[1:] != known[:-1])) + 1
-    return [part for part in np.split(np.arange(len(starts)), breaks) if known[part[0]]]
+    breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (is_known[1:] != is_known[:-1])) + 1
+    return [part for part in np.split(np.arange(len(starts)), breaks) if is_known[part[0]]]
 
 
 def add_line(
@@ -68,8 +68,8 @@ def add_band(
     `name`, and hides both."""
     xs, ys, gap = [np.empty(0)], [np.empty(0)], np.array([np.nan])
     for part in stretches(starts, stops, np.isfinite(low) & np.isfinite(high)):
-        there = np.stack([starts[part], stops[part]], 1).ravel()
-        xs += [there, there[::-1], gap]
+        edges = np.stack([starts[part], stops[part]], 1).ravel()
+        xs += [edges, edges[::-1], gap]
         ys += [np.repeat(high[part], 2), np.repeat(low[part], 2)[::-1], gap]
     figure.add_scatter(
         x=np.concatenate(xs),
