@@ -68,14 +68,14 @@ class Phases:
 
         def timed(*args: Any, **named: Any) -> Any:
             self.report(self._phase, 0, 0)
-            self._inside, begun = True, self._since
+            self._inside, start_times = True, self._since
             try:
                 return whole(*args, **named)
             finally:
                 self._inside = False
                 self._since = time.process_time(), time.perf_counter()
                 for clock in range(2):
-                    self.seconds["surprisals"][clock] += self._since[clock] - begun[clock]
+                    self.seconds["surprisals"][clock] += self._since[clock] - start_times[clock]
 
         self.seconds["surprisals"] = [0.0, 0.0]
         with patch.object(Surprisals, "whole", timed):
