@@ -3,10 +3,10 @@
     python -m benchmarks.studycosts [--prompts 3] [--new 64] [--tokens 1024] [--budgets 10%,20%,30%,40%]
         [--methods snapkv,streaming_llm,h2o,compresskv,keydiff] [--level heads] [--out FILE]
 
-The methods place one reading of a prompt. `over_decoding` is a study's seconds without loading, prefills and the
-prompts' surprisals, over its seconds of decoding. Decoding includes recording, and full KV's run that the arms are
-compared with; 1 would be a study of nothing else. A phase lasts until the next one is told, so that `decode` includes
-a trial's self-checks, and `store` the figures of its row.
+All methods use one prefill of a prompt. `over_decoding` divides a study's seconds by its seconds of decoding. Loading,
+prefills and the prompts' surprisals do not count; a study that only decodes has 1. Decoding includes recording, and the
+run of full KV that the arms are compared with. A phase ends when the study reports the next one: `decode` includes a
+trial's self-checks, and `store` includes the figures of its row.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ DECODING = ("decode", "reference")
 
 
 class Phases:
-    """Hears of a study (kvlens.studies.running.Audience) and adds up the seconds of each phase."""
+    """Adds up the seconds of each phase that a study reports (kvlens.studies.running.Audience)."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
         """phase -> CPU and wall seconds"""
         self._inside = False
-        """surprisals are being computed, which are told as a phase of their own"""
+        """True while surprisals are computed: `surprisals` times them"""
         self._phase, self._since = "", (time.process_time(), time.perf_counter())
 
     def report(self, phase: str, number: int, total: int) -> None:
@@ -63,7 +63,7 @@ class Phases:
 
     @contextmanager
     def surprisals(self) -> Iterator[None]:
-        """Time the surprisals of whole prompts, which come inside other phases, and take them off these."""
+        """Time the surprisals of whole prompts. They are computed inside other phases and do not count there."""
         whole = Surprisals.whole
 
         def timed(*args: Any, **named: Any) -> Any:

@@ -4,9 +4,9 @@
         [--pages replay] [--loads 2] [--pictures FOLDER] [--runs FOLDER]
 
 Writes a made-up run of each shape (layers x query heads, 8 KV heads) into --runs, a temporary folder unless given. A
-run that is already there is not written again. Opens each page in headless Chromium with software rendering: the first
-load of a page has nothing kept, the next ones are new tabs of the same browser. Prints a JSON object per shape, page
-and load: `sent_mb`, what the server sent over the page's socket; `ready_s`, until the page rests;
+run that is already there is not written again. Opens each page in headless Chromium with software rendering. The first
+load of a page finds nothing in the browser's cache; later loads are new tabs of the same window. Prints a JSON object
+per shape, page and load: `sent_mb`, what the server sent over the page's socket; `ready_s`, until the page rests;
 `errors`, what the console said. Replay adds frames per second: `play_fps`, steps that were drawn while playing at 60;
 `map_fps`, frames in which the cache map is drawn anew for another range of tokens; `heads_fps`, for another head.
 """
@@ -102,7 +102,8 @@ def measure_page(context: BrowserContext, url: str, name: str, picture: Path | N
 def measure_loads(
     browser: Browser, url: str, name: str, loads: int, picture: Path | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Open a page so many times in one window, which keeps what it has loaded; yield each load and its figures."""
+    """Open a page `loads` times in one browser window. Yield the number of each load and its figures. The window keeps
+    the files that it has loaded."""
     with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
         for load in range(1, loads + 1):
             yield load, measure_page(context, url, name, picture)

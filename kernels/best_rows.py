@@ -13,8 +13,8 @@ from kvlens.kernels.compat import jit, tl
 
 MOST = 8192
 """entries of a row that are counted; a longer row is sorted"""
-LONG = 128
-"""entries of a row; PyTorch selects from such rows on the host, and sorts shorter ones"""
+LONG = 2048
+"""entries of a row: on a CPU, PyTorch sorts shorter rows, and selects from longer ones without sorting them"""
 BLOCK, CHUNK = 32, 256
 
 
@@ -36,11 +36,11 @@ def best_rows_torch(score: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
-    """The same without sorting what is not wanted. Where no two of the best are equal there is one answer; else each
-    entry gets a number of its own, larger for the earlier of two equal ones."""
+    """Return the same rows without sorting all entries. If two of the best are equal, entries are compared by a number
+    that holds the score and then the place: the earlier of two equal entries has the larger number."""
     best, order = score.topk(count + 1, dim=-1)
     if ((best[:, 1:] == best[:, :-1]) & (best[:, 1:] > float("-inf"))).any():
-        bits = (score + 0.0).view(torch.int32).long()  # + 0.0: there is a zero below zero
+        bits = (score + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
         places = torch.arange(score.shape[-1] - 1, -1, -1, device=score.device)
         order = (((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) + places).topk(count, dim=-1).indices
         best = score.gather(-1, order)

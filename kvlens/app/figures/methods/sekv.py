@@ -68,7 +68,7 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
         range=[layers * heads - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
-        tickvals=[layer * heads + heads // 2 - 0.5 for layer in range(0, layers, every)],  # a hover on a tick names it
+        tickvals=[layer * heads + heads // 2 - 0.5 for layer in range(0, layers, every)],  # between two rows
         ticktext=[f"L{layer}" for layer in range(0, layers, every)],
     )
     figure.update_xaxes(

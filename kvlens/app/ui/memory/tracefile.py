@@ -40,8 +40,9 @@ def size_text(reader: TraceReader) -> str:
     steps, prompt = max(1, reader.n_steps), int(reader.tokens()["step"].isna().sum())
     weights = reader.n_layers * reader.q_heads * prompt * _HALF
     return (
-        f"The trace takes {si_bytes(reader.trace_bytes)} with its prompt, {si_bytes(reader.trace_bytes / steps)} per "
-        f"decode step. All attention weights of one step over the prompt would take {si_bytes(weights)} in float16."
+        f"The file of the trace has {si_bytes(reader.trace_bytes)}: {si_bytes(reader.trace_bytes / steps)} for each "
+        f"decode step on average. In float16 all attention weights of one step, from every query head to every token "
+        f"of the prompt, would take {si_bytes(weights)}."
     )
 
 

@@ -216,8 +216,8 @@ def _step_range(reader: TraceReader, selection: Selection, moved: pd.DataFrame) 
 
 
 def _first_look(selection: Selection, moved: pd.DataFrame, last: int) -> tuple[int, int]:
-    """Return the first and last step to show at first: the selected one and those after it, or before it at the run's
-    end."""
+    """Return the first and last step of the range that the page opens with: the selected step and those after it. At
+    the run's end, steps before it fill the range."""
     counts = moved.groupby("step")["n"].sum().reindex(range(last + 1), fill_value=0).tolist()
     start = end = min(selection.step or 0, last)
     copies = counts[start]

@@ -21,7 +21,9 @@ def changed(folder: Path, race: RaceInfo) -> tuple[int, ...]:
 
 @st.cache_data(max_entries=8, show_spinner="Reading the lanes\u2026")
 def lines_of(folder: str, race_id: str, changed: tuple[int, ...]) -> list[str]:
-    """changed: as `changed` has it. A lane whose run cannot be read says so. Raises TraceError."""
+    """Return a stored race's lines. A lane whose run cannot be read says so. Raises TraceError.
+
+    changed: what the function `changed` returns; lines are kept as long as it stays the same."""
     race = races.read(Path(folder), race_id)
     lines = [begun_line(race)]
     for number, lane in enumerate(race.lanes):

@@ -235,10 +235,7 @@ def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -
             help="This run, full KV, and its repeat on full KV's tokens, beside each other.",
         )
     elif st.button(
-        label,
-        icon=":material/compare_arrows:",
-        disabled=busy,
-        help="Repeats the run, fed with full KV's tokens, as a run of its own.",
+        label, icon=":material/compare_arrows:", disabled=busy, help="Makes a second run that is fed full KV's tokens."
     ):
         st.query_params["job"] = lensjobs.start_pair(reader.uid)
         st.rerun()
