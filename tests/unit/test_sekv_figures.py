@@ -48,15 +48,10 @@ def test_the_zoom_map_has_a_row_per_query_head_and_grey_where_nothing_was_record
     assert labelled(figure)
 
 
-def test_no_tick_stands_on_a_row_whose_name_a_hover_tells() -> None:
-    for heads in (1, 3, 4, 9):
-        axis = figures.zoom_over_steps(np.zeros((2, 3, heads)), 1, (0, 0), 0).layout.yaxis
-        assert all(tick % 1 == 0.5 for tick in axis.tickvals)
-
-
-def test_a_map_of_too_many_rows_has_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_ROWS", 4)
-    assert figures.zoom_over_steps(np.zeros((2, 2, 4)), 2, (0, 0), 0).data[0].z.shape == (4, 2)
+def test_a_layer_is_named_beside_the_middle_of_its_rows() -> None:
+    layout = figures.zoom_over_steps(np.zeros((2, 3, 9)), 3, (0, 0), 0).layout
+    assert [(note.text, note.y) for note in layout.annotations] == [("L0", 4), ("L1", 13), ("L2", 22)]
+    assert not layout.yaxis.tickvals, "a hover on a tick would show its text in place of the row's name"
 
 
 def test_a_map_without_zoom_is_empty_and_not_an_error() -> None:

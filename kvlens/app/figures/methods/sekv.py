@@ -16,17 +16,15 @@ from kvlens.recording.metrics import head_label
 from kvlens.text.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE
-MOST_CELLS, MOST_ROWS = 150_000, 4000
-"""of a map over steps; a run with more shows means over the query heads of a KV head, or of a layer"""
+MOST_CELLS = 150_000
+"""cells of a map over steps; a run with more shows means over the query heads of a KV head, or of a layer"""
 
 
 def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], step: int) -> go.Figure:
     """Zoom rate [steps, L, Hq] as a map: a column per decode step, a row per query head, layers apart; NaN (grey) = not
-    recorded. Beyond MOST_CELLS or MOST_ROWS a row is the mean of a KV head's or of a layer's query heads."""
+    recorded. Beyond MOST_CELLS a row is the mean of a KV head's or of a layer's query heads."""
     q_heads = cube.shape[2]
-    rows = cube.shape[1] * q_heads
-    fits = (size for size in (1, group) if cube.size // size <= MOST_CELLS and rows // size <= MOST_ROWS)
-    size = next(fits, q_heads)
+    size = next((size for size in (1, group) if cube.size // size <= MOST_CELLS), q_heads)
     cube = _mean_of_heads(cube, size)
     steps, layers, heads = cube.shape
     values = cube.reshape(steps, layers * heads).T
@@ -68,9 +66,12 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
         range=[layers * heads - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
-        tickvals=[layer * heads + heads // 2 - 0.5 for layer in range(0, layers, every)],  # between two rows
-        ticktext=[f"L{layer}" for layer in range(0, layers, every)],
+        title_standoff=34,
+        tickvals=[],  # on a tick Plotly's hover shows the text of the tick in place of the row's name
     )
+    beside = {"xref": "paper", "x": 0, "xanchor": "right", "xshift": -4, "showarrow": False}
+    for layer in range(0, layers, every):
+        figure.add_annotation(text=f"L{layer}", y=layer * heads + (heads - 1) / 2, **beside)
     figure.update_xaxes(
         title_text="decode step",
         range=[-0.5, steps - 0.5],
