@@ -157,10 +157,10 @@ _STATE_EVENTS = f"""
       AND (kind::VARCHAR <> 'hold' OR value IS NULL) {{until}}
     ORDER BY step, place"""
 
-#: `step` is the first one that attends under what the event made of the span.
+#: `step` is the first one that attends under what the event made of the span. {which}: a condition on the span.
 ALL_STATE_EVENTS = f"""
-    SELECT owner, step + after::INTEGER AS step, span, kind, q_head FROM ({_STATE_EVENTS.format(until="")})
-    WHERE step + after::INTEGER < $steps"""
+    SELECT owner, step + after::INTEGER AS step, span, kind, q_head
+    FROM ({_STATE_EVENTS.format(until="{which}")}) WHERE step + after::INTEGER < $steps"""
 
 STATE_EVENTS = f"""
     SELECT span, kind, q_head, after AND step = $step FROM ({_STATE_EVENTS.format(until="AND step <= $step")})"""
@@ -170,7 +170,9 @@ SPANS_EVER = """
     FROM range($first, $last + 1) AS head(kv_head) CROSS JOIN run.main.span AS span
     LEFT JOIN run.main.span_head AS span_head
       ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = head.kv_head
-    ORDER BY head.kv_head, span.span"""
+    WHERE true {which} ORDER BY head.kv_head, span.span"""
+
+ONE_OF = "AND span.span IN (SELECT unnest($spans))"
 
 SPANS_ALIVE = """
     SELECT span.span, span.state, span_head.form FROM run.main.span AS span

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -76,24 +79,48 @@ class SpanRecords:
     def state_changes(self, layer: int, kv_head: int) -> pd.DataFrame:
         """step, span, state: every change of a span's state for one KV head, its birth included; ordered. The state is
         the one in which the step attended: what changes after a step's attention counts from the next step on."""
-        return self._changes(layer, kv_head, kv_head)[0]
+        return _frame(self._changes(layer, kv_head, kv_head)[kv_head])
 
     def state_changes_of_layer(self, layer: int) -> list[pd.DataFrame]:
         """Return `state_changes` of every KV head of a layer, which is read once."""
-        return self._changes(layer, 0, self.kv_heads - 1)
+        return [_frame(changed) for changed in self._changes(layer, 0, self.kv_heads - 1).values()]
 
-    def _changes(self, layer: int, first_head: int, last_head: int) -> list[pd.DataFrame]:
-        where = {"layer": layer, "first": first_head, "last": last_head}
+    def attended_states(self, layer: int, steps: np.ndarray, kv_heads: np.ndarray, spans: np.ndarray) -> list[str]:
+        """Return the state in which each of `steps` attended a span, for the KV head beside it; '' before its birth.
+        Of the layer no other spans are read."""
+        if not len(steps):
+            return []
+        first, last = int(kv_heads.min()), int(kv_heads.max())
+        clocks: dict[tuple[int, int], tuple[list[int], list[str]]] = {}
+        for head, changed in self._changes(layer, first, last, np.unique(spans).tolist()).items():
+            for step, span, state in changed:  # in the order of steps
+                since, states = clocks.setdefault((head, span), ([], [""]))
+                since.append(step)
+                states.append(state)
+        asked = zip(steps.tolist(), kv_heads.tolist(), spans.tolist(), strict=True)
+        unknown: tuple[list[int], list[str]] = ([], [""])
+        found = ((step, *clocks.get((head, span), unknown)) for step, head, span in asked)
+        return [states[bisect_right(since, step)] for step, since, states in found]
+
+    def _changes(
+        self, layer: int, first_head: int, last_head: int, only: list[int] | None = None
+    ) -> dict[int, list[tuple[int, int, str]]]:
+        """Return per KV head what `state_changes` tells, in the same order. only: the spans that are read."""
+        where: dict[str, Any] = {"layer": layer, "first": first_head, "last": last_head}
+        which = ""
+        if only is not None:
+            which, where["spans"] = queries.ONE_OF, only
         group = self.q_heads // self.kv_heads
         heads = range(first_head, last_head + 1)
         spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in heads}
         events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in heads}
-        for head, *span in self._db.rows(queries.SPANS_EVER, **where):
+        for head, *span in self._db.rows(queries.SPANS_EVER.format(which=which), **where):
             spans[head].append(tuple(span))
-        for owner, *event in self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where):
+        told = queries.ALL_STATE_EVENTS.format(which=which.replace("span.span", "span"))
+        for owner, *event in self._db.rows(told, group=group, steps=self.n_steps, **where):
             for head in events if owner is None else (owner,):
                 events[head].append(tuple(event))
-        return [pd.DataFrame(changes(spans[head], events[head]), columns=["step", "span", "state"]) for head in heads]
+        return {head: changes(spans[head], events[head]) for head in heads}
 
     def tells_moments(self) -> bool:
         """Events say whether the step had attended when they happened: not before schema 6."""
@@ -118,3 +145,7 @@ class SpanRecords:
         told = self._db.rows(queries.STATE_EVENTS, group=group, step=step, layer=layer, **heads)
         before = ((span, kind, q_head) for span, kind, q_head, after in told if not after)
         return replay(spans, before), replay(spans, (row[:3] for row in told))
+
+
+def _frame(changed: list[tuple[int, int, str]]) -> pd.DataFrame:
+    return pd.DataFrame(changed, columns=["step", "span", "state"])

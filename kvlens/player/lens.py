@@ -17,8 +17,6 @@ from kvlens.store.reader import TraceReader
 
 LEAST_HOLE = 0.01
 """share of a query head's attention; what some head lost below it is not sent"""
-Clock = dict[int, list[tuple[int, str]]]
-"""span -> its (step, state), in the order of steps"""
 #: Kinds of events behind the jump 'recall'. A zoom brings a span from the cold tier as a recall does.
 RECALLS = ("recall", "zoom_in")
 
@@ -206,16 +204,11 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
     lost = reader.summary_losses(LEAST_HOLE).merge(holes[["step", "span", "mass"]], "left", ["step", "span"])
     above = lost[~(lost["mass_x"] <= lost["mass_y"])].rename(columns={"mass_x": "mass"}).drop(columns="mass_y")
     table = above.sort_values("mass", ascending=False, kind="stable")
-    group = reader.q_heads // reader.kv_heads
-    clocks: dict[int, list[Clock]] = {}
     parts = [table.iloc[:0]]
     while len(table):
         largest = ~table.duplicated(["step", "span"])
         candidates = table[largest]
-        where = candidates[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
-        summary = np.array(
-            [_is_summary(reader, clocks, step, layer, head // group, span) for step, layer, head, span in where]
-        )
+        summary = _attended_as_summaries(reader, candidates)
         parts.append(candidates[summary])
         rest, summaries = table[~largest], candidates.loc[summary, ["step", "span"]]
         listed = pd.MultiIndex.from_frame(rest[["step", "span"]]).isin(pd.MultiIndex.from_frame(summaries))
@@ -223,19 +216,13 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).sort_values("mass", ascending=False, kind="stable").assign(summary=True)
 
 
-def _is_summary(
-    reader: TraceReader, clocks: dict[int, list[Clock]], step: int, layer: int, kv_head: int, span: int
-) -> bool:
-    """Return whether the step attended the span as a summary. clocks: layer -> the states of each KV head, read so
-    far."""
-    if layer not in clocks:
-        clocks[layer] = [_states_of_spans(changes) for changes in reader.state_changes_of_layer(layer)]
-    states = [state for since, state in clocks[layer][kv_head].get(span, ()) if since <= step]
-    return bool(states) and states[-1] == "coarse"
-
-
-def _states_of_spans(changes: pd.DataFrame) -> Clock:
-    states: Clock = {}
-    for step, span, state in changes.itertuples(index=False, name=None):
-        states.setdefault(int(span), []).append((int(step), state))
-    return states
+def _attended_as_summaries(reader: TraceReader, losses: pd.DataFrame) -> np.ndarray:
+    """Return of every row (step, layer, q_head, span) whether the step attended the span as a summary [rows]."""
+    summary = np.zeros(len(losses), np.bool_)
+    steps, heads, spans = (losses[name].to_numpy(np.int64) for name in ("step", "q_head", "span"))
+    layers, group = losses["layer"].to_numpy(np.int64), reader.q_heads // reader.kv_heads
+    for layer in np.unique(layers):
+        here = np.flatnonzero(layers == layer)
+        states = reader.attended_states(int(layer), steps[here], heads[here] // group, spans[here])
+        summary[here] = [state == "coarse" for state in states]
+    return summary

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from store_support import make_step, write
 
 from kvlens.app import gallery
@@ -26,7 +28,6 @@ from kvlens.player.opening import Place
 from kvlens.player.script import WEB
 from kvlens.player.sparse import places
 from kvlens.rows import SPAN_STATES
-from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.session import Session
 from kvlens.text.passages import continued
@@ -122,19 +123,37 @@ def test_the_states_of_a_layer_are_those_of_its_heads(reader: TraceReader) -> No
     assert len(changes)
 
 
-def test_states_behind_summaries_are_read_once_a_layer(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+def test_only_states_of_spans_that_lost_are_read(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, list[int]]] = []
     rows = Session.rows
 
     def note(session: Session, sql: str, **values: Any) -> list[tuple[Any, ...]]:
-        read.append(sql)
+        if "$spans" in sql:
+            told.append((sql, values["spans"]))
         return rows(session, sql, **values)
 
     monkeypatch.setattr(Session, "rows", note)
     losses = reader.summary_losses(lens.LEAST_HOLE)
     assert losses["q_head"].nunique() > 1
     lens.worst(reader, places(reader.spans()))
-    assert 0 < read.count(queries.SPANS_EVER) == read.count(queries.ALL_STATE_EVENTS) <= losses["layer"].nunique()
+    passes = losses.groupby(["step", "span"]).size().max()  # of losses of one place, each looks at the next smaller one
+    assert 0 < len(told) <= 2 * passes * losses["layer"].nunique()
+    assert {span for _, spans in told for span in spans} <= set(losses["span"])
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_asked_states_are_those_that_changes_tell(reader: TraceReader, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids = reader.spans()["span"].to_numpy()
+    layer, count = int(rng.integers(reader.n_layers)), int(rng.integers(0, 12))
+    steps, heads = rng.integers(0, reader.n_steps, count), rng.integers(0, reader.kv_heads, count)
+    spans = rng.choice(ids, count)
+    found = reader.attended_states(layer, steps, heads, spans)
+    for step, head, span, state in zip(steps, heads, spans, found, strict=True):
+        changes = reader.state_changes(layer, int(head))
+        known = changes.loc[(changes["span"] == span) & (changes["step"] <= step), "state"]
+        assert state == (known.iloc[-1] if len(known) else "")
 
 
 def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceReader) -> None:
@@ -323,9 +342,9 @@ def test_states_are_read_of_the_layers_that_lost_most_alone(
     span = int(states.loc[states["state"] == "coarse", "span"].iloc[0])
     rows = [(step, 0, 0, span, 0.1), (step, 1, group, span, 0.3), (step, 2, 0, span, 0.2)]
     losses = pd.DataFrame(rows, columns=["step", "layer", "q_head", "span", "mass"])
-    real, layers = reader.state_changes_of_layer, []
+    real, layers = reader.attended_states, []
     monkeypatch.setattr(reader, "summary_losses", lambda least: losses)
-    monkeypatch.setattr(reader, "state_changes_of_layer", lambda layer: layers.append(layer) or real(layer))
+    monkeypatch.setattr(reader, "attended_states", lambda layer, *rest: layers.append(layer) or real(layer, *rest))
     for hole, read in ((0.05, [1]), (0.3, [])):
         holes = pd.DataFrame({"step": [step], "span": [span], "mass": [hole], "layer": [0], "q_head": [1]})
         monkeypatch.setattr(reader, "holes", lambda least, holes=holes: holes)

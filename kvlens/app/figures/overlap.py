@@ -67,7 +67,7 @@ def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> go.Figure:
         bargap=0,
         dragmode="zoom",
         hovermode="closest",
-        margin={"l": 92},
+        margin={"l": 104},
         legend={"orientation": "h", "y": -0.22, "yanchor": "top"},
     )
     pad = 0.01 * span / 1000

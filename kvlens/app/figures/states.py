@@ -94,7 +94,7 @@ def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, sele
     figure.update_layout(
         title_text=title,
         dragmode=False,
-        margin={"l": 110},
+        margin={"l": 118},
         legend={"orientation": "h", "y": -60 / (height - 96), "yanchor": "top"},
     )
     figure.update_xaxes(

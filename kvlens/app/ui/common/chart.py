@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
+from kvlens.app.figures.settled import Settled
 from kvlens.app.ui.common import session
 from kvlens.app.ui.common.widgets import guarded
 from kvlens.player.script import joined
@@ -49,6 +50,8 @@ STYLE = (
     "pointer-events: none; } "
     '[class*="st-key-save_"] button { pointer-events: auto; } '
     ".js-plotly-plot .modebar-group { background: transparent !important; } "
+    # Streamlit measures a chart's place twice and rounds once: a width in whole pixels is the same both times.
+    '[data-testid="stFullScreenFrame"] { width: round(down, 100%, 1px); } '
     # Text of axes, scales and legends is written in the page's own ink, on light and on dark ground.
     ".js-plotly-plot :is([class$='tick'], [class^='g-'][class$='title'], .cbaxis, [class*='cbtitle'], .legendtext, "
     ".annotation-text) :is(text, tspan), "
@@ -64,8 +67,15 @@ def chart(
     `data`: the numbers behind it, long or wide, a unit in every column name that needs one. `name`: stem of the file
     names, such as f"{uid}-coverage". `key`: unique on the page; a click is found under it in the session's state.
     `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point."""
+    theme = st.context.theme.type or "light"
     st.plotly_chart(
-        figure, key=key, alt=alt, on_select=on_select or "ignore", selection_mode="points", config=image_config(name)
+        Settled(figure, theme, selectable=on_select is not None),
+        theme=None,
+        key=key,
+        alt=alt,
+        on_select=on_select or "ignore",
+        selection_mode="points",
+        config=image_config(name),
     )
     menu(data, name, key)
 

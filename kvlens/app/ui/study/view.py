@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.app.figures.curves import curves, is_other_preset
 from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.exportruns import export_menu
 from kvlens.app.ui.common.foresightview import foreseeing
 from kvlens.app.ui.common.ledgerview import study_ledgers
@@ -148,8 +149,8 @@ def _curve(results: Results) -> None:
         st.caption("No trial with this figure has ended.")
         return
     title, unit = FIGURES[str(figure)]
-    chart = curves(points, str(axis), title, unit)
-    st.plotly_chart(chart, key="study_curve", config={"displaylogo": False})
+    name = f"kvlens-study-{results.info.id}-{figure}"
+    chart(curves(points, str(axis), title, unit), points, name, "study_curve", f"{title} of every arm along {axis}.")
     if any(any(is_other_preset(part)) for _, part in points.groupby("line", sort=False)):
         st.caption("A hollow point ran another preset than the first point of its line: more than the axis differs.")
 
