@@ -97,11 +97,13 @@ def _room(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, int]:
     titled = {name[0] for name, axis in layout.items() if name[1:5] == "axis" and axis["title"].get("text")}
     legend = layout["legend"]
     below = layout.get("showlegend") and legend.get("orientation") == "h" and legend.get("y", 1) < 0
+    names = [len(t.get("name", "")) for t in data if t.get("showlegend", True)] if layout.get("showlegend") else []
+    beside = bool(names) and legend.get("orientation") != "h"
     bars = "coloraxis" in layout or any(t["type"] == "heatmap" and t.get("showscale", True) for t in data)
     return (
         ({"l": 92} if "y" in titled else {})
         | ({"b": 100} if below else {"b": 72} if "x" in titled else {})
-        | ({"r": 110} if bars else {})
+        | ({"r": 110} if bars else {"r": 75 + 5 * max(names)} if beside else {})
     )
 
 
