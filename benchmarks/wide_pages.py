@@ -46,13 +46,15 @@ MOVE = """(keys) => new Promise((resolve) => {
 
 
 def wait_until_still(page: Page) -> float:
-    """Return the seconds from the navigation to the moment from which the page's script rests and frames come without
-    a pause of a tenth of a second, for half a second."""
+    """Return the seconds from the navigation to the moment from which the page's script rests, every chart is drawn and
+    frames come without a pause of a tenth of a second, for half a second."""
     page.wait_for_function(
         """() => {
         const app = document.querySelector('[data-testid=stApp]');
         const now = performance.now();
-        const still = app && app.getAttribute('data-test-script-state') === 'notRunning' && now - window.looked < 100;
+        const rests = app && app.getAttribute('data-test-script-state') === 'notRunning';
+        const waits = document.querySelector('[data-testid=stSkeleton], [data-testid=stPlotlyChart]:not(:has(.main-svg))');
+        const still = rests && !waits && now - window.looked < 100;
         window.looked = now;
         if (!still) window.restSince = null;
         else window.restSince ??= now;

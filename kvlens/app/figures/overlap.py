@@ -119,18 +119,23 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
     rows = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
     sums = rows.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
     copies = sums.reset_index()
-    copies["brought"] = [_brought(same) for _, same in rows]
+    of_copy = rows.ngroup().to_numpy()
+    order = np.argsort(of_copy, kind="stable")
+    told = parts[["layer", "kv_head", "span"]].to_numpy(np.float64, na_value=np.nan)[order]
+    starts = np.flatnonzero(np.diff(of_copy[order])) + 1
+    copies["brought"] = [_brought(lines) for lines in np.split(told, starts)] if len(told) else []
     return copies.sort_values("start_us", kind="stable", ignore_index=True)
 
 
-def _brought(parts: pd.DataFrame) -> str:
-    """Of which layer and KV heads, and how many of their spans."""
-    layers, heads, spans = (parts[name].dropna().unique() for name in ("layer", "kv_head", "span"))
+def _brought(lines: np.ndarray) -> str:
+    """Of which layer and KV heads, and how many of their spans. lines: layer, KV head, span [lines of one copy, 3], NaN
+    where a line names none."""
+    layers, heads, spans = (sorted({value for value in column if value == value}) for column in lines.T.tolist())
     where = f"L{int(layers[0])}" if len(layers) == 1 else counted(len(layers), "layer")
-    which = ", ".join(f"KV{int(head)}" for head in sorted(heads)) if len(heads) else "all KV heads"
-    if not len(spans):
+    which = ", ".join(f"KV{int(head)}" for head in heads) if heads else "all KV heads"
+    if not spans:
         return f"{where} {which}"
-    each = "" if len(heads) < 2 else f" in {counted(len(parts), 'part')}"
+    each = "" if len(heads) < 2 else f" in {counted(len(lines), 'part')}"
     return f"{where} {which}, " + (f"span {int(spans[0])}" if len(spans) == 1 else counted(len(spans), "span")) + each
 
 
