@@ -53,7 +53,8 @@ def wait_until_still(page: Page) -> float:
         const app = document.querySelector('[data-testid=stApp]');
         const now = performance.now();
         const rests = app && app.getAttribute('data-test-script-state') === 'notRunning';
-        const waits = document.querySelector('[data-testid=stSkeleton], [data-testid=stPlotlyChart]:not(:has(.main-svg))');
+        const empty = '[data-testid=stSkeleton], [data-testid=stPlotlyChart]:not(:has(.main-svg))';
+        const waits = document.querySelector(empty);
         const still = rests && !waits && now - window.looked < 100;
         window.looked = now;
         if (!still) window.restSince = null;

@@ -90,17 +90,17 @@ class SpanRecords:
         Of the layer no other spans are read."""
         if not len(steps):
             return []
-        first, last = int(kv_heads.min()), int(kv_heads.max())
+        lowest, highest = int(kv_heads.min()), int(kv_heads.max())
         clocks: dict[tuple[int, int], tuple[list[int], list[str]]] = {}
-        for head, changed in self._changes(layer, first, last, np.unique(spans).tolist()).items():
+        for head, changed in self._changes(layer, lowest, highest, np.unique(spans).tolist()).items():
             for step, span, state in changed:  # in the order of steps
                 since, states = clocks.setdefault((head, span), ([], [""]))
                 since.append(step)
                 states.append(state)
-        asked = zip(steps.tolist(), kv_heads.tolist(), spans.tolist(), strict=True)
-        unknown: tuple[list[int], list[str]] = ([], [""])
-        found = ((step, *clocks.get((head, span), unknown)) for step, head, span in asked)
-        return [states[bisect_right(since, step)] for step, since, states in found]
+        never: tuple[list[int], list[str]] = ([], [""])
+        places = zip(steps.tolist(), kv_heads.tolist(), spans.tolist(), strict=True)
+        histories = ((step, *clocks.get((head, span), never)) for step, head, span in places)
+        return [states[bisect_right(since, step)] for step, since, states in histories]
 
     def _changes(
         self, layer: int, first_head: int, last_head: int, only: list[int] | None = None
@@ -116,8 +116,8 @@ class SpanRecords:
         events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in heads}
         for head, *span in self._db.rows(queries.SPANS_EVER.format(which=which), **where):
             spans[head].append(tuple(span))
-        told = queries.ALL_STATE_EVENTS.format(which=which.replace("span.span", "span"))
-        for owner, *event in self._db.rows(told, group=group, steps=self.n_steps, **where):
+        state_events = queries.ALL_STATE_EVENTS.format(which=which.replace("span.span", "span"))
+        for owner, *event in self._db.rows(state_events, group=group, steps=self.n_steps, **where):
             for head in events if owner is None else (owner,):
                 events[head].append(tuple(event))
         return {head: changes(spans[head], events[head]) for head in heads}

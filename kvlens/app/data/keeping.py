@@ -37,8 +37,8 @@ class KeepingSession(Session):
 
     def rows(self, sql: str, **values: Any) -> _Rows:
         """As Session.rows."""
-        found: _Rows = self._once("rows", sql, values, super().rows, _rows_bytes)
-        return list(found)
+        answers: _Rows = self._once("rows", sql, values, super().rows, _rows_bytes)
+        return list(answers)
 
     def _once(
         self, kind: str, sql: str, values: dict[str, Any], ask: Callable[..., _Found], size: Callable[[_Found], int]
@@ -68,6 +68,6 @@ def _frame_bytes(frame: pd.DataFrame) -> int:
 
 def _rows_bytes(rows: _Rows) -> int:
     """About: what Python takes for figures, and for lists of them, by 100 rows that lie evenly among all."""
-    some = rows[:: max(1, len(rows) // 100)]
-    used = sum(64 + 32 * sum(len(cell) if isinstance(cell, list) else 1 for cell in row) for row in some)
-    return 64 + used * len(rows) // max(1, len(some))
+    sample = rows[:: max(1, len(rows) // 100)]
+    used = sum(64 + 32 * sum(len(cell) if isinstance(cell, list) else 1 for cell in row) for row in sample)
+    return 64 + used * len(rows) // max(1, len(sample))

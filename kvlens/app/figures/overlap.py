@@ -121,9 +121,9 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
     copies = sums.reset_index()
     of_copy = rows.ngroup().to_numpy()
     order = np.argsort(of_copy, kind="stable")
-    told = parts[["layer", "kv_head", "span"]].to_numpy(np.float64, na_value=np.nan)[order]
+    lines = parts[["layer", "kv_head", "span"]].to_numpy(np.float64, na_value=np.nan)[order]
     starts = np.flatnonzero(np.diff(of_copy[order])) + 1
-    copies["brought"] = [_brought(lines) for lines in np.split(told, starts)] if len(told) else []
+    copies["brought"] = [_brought(own_lines) for own_lines in np.split(lines, starts)] if len(lines) else []
     return copies.sort_values("start_us", kind="stable", ignore_index=True)
 
 

@@ -130,11 +130,11 @@ def _listed(part: Any) -> Any:
 def _rounded(values: np.ndarray) -> np.ndarray:
     """Return numbers as float64, rounded to few digits; with None for NaN, which JSON lacks, they are objects."""
     exact = values.astype(np.float64)
-    known = np.isfinite(exact)
-    size = np.abs(np.where(known & (exact != 0), exact, 1.0))
+    finite = np.isfinite(exact)
+    size = np.abs(np.where(finite & (exact != 0), exact, 1.0))
     scale = 10.0 ** np.clip(DIGITS.get(values.dtype.itemsize, 9) - 1 - np.floor(np.log10(size)), -290, 290)
     rounded: np.ndarray = np.round(exact * scale) / scale
-    if not known.all():
+    if not finite.all():
         rounded = rounded.astype(object)
-        rounded[~known] = None
+        rounded[~finite] = None
     return rounded
