@@ -172,7 +172,9 @@ SPANS_EVER = """
       ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = head.kv_head
     WHERE true {which} ORDER BY head.kv_head, span.span"""
 
-ONE_OF = "AND span.span IN (SELECT unnest($spans))"
+#: Conditions on the span of SPANS_EVER and of ALL_STATE_EVENTS.
+ONE_OF_EVER = "AND span.span IN (SELECT unnest($spans))"
+ONE_OF_TOLD = "AND span IN (SELECT unnest($spans))"
 
 SPANS_ALIVE = """
     SELECT span.span, span.state, span_head.form FROM run.main.span AS span

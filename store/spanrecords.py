@@ -107,16 +107,16 @@ class SpanRecords:
     ) -> dict[int, list[tuple[int, int, str]]]:
         """Return per KV head what `state_changes` tells, in the same order. only: the spans that are read."""
         where: dict[str, Any] = {"layer": layer, "first": first_head, "last": last_head}
-        which = ""
+        ever = event_spans = ""
         if only is not None:
-            which, where["spans"] = queries.ONE_OF, only
+            ever, event_spans, where["spans"] = queries.ONE_OF_EVER, queries.ONE_OF_TOLD, only
         group = self.q_heads // self.kv_heads
         heads = range(first_head, last_head + 1)
         spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in heads}
         events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in heads}
-        for head, *span in self._db.rows(queries.SPANS_EVER.format(which=which), **where):
+        for head, *span in self._db.rows(queries.SPANS_EVER.format(which=ever), **where):
             spans[head].append(tuple(span))
-        state_events = queries.ALL_STATE_EVENTS.format(which=which.replace("span.span", "span"))
+        state_events = queries.ALL_STATE_EVENTS.format(which=event_spans)
         for owner, *event in self._db.rows(state_events, group=group, steps=self.n_steps, **where):
             for head in events if owner is None else (owner,):
                 events[head].append(tuple(event))

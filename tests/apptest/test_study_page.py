@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common import chart
 from kvlens.app.ui.common.exportruns import table_file
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobs import JobManager
@@ -78,6 +80,15 @@ def test_a_stored_study_is_shown_with_intervals_and_a_curve(runs: Runs, visit: V
     app.selectbox(key=f"study_b_{study}").set_value("SnapKV 10%").run()
     assert len(table(app, "right under")) == 2
     assert not app.exception
+
+
+def test_the_curve_hands_out_its_numbers(runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: dict[str, pd.DataFrame] = {}
+    monkeypatch.setattr(chart, "menu", lambda data, name, key: tables.setdefault(key, data))
+    app = visit(runs.folder, "study", study=make_study(runs.folder, runs.whole))
+    assert not app.exception
+    columns = list(pd.read_csv(io.BytesIO(chart.table_file(tables["study_curve"], "csv"))))
+    assert {"budget", "value_share", "low_share", "high_share", "n", "uids"} <= set(columns), columns
 
 
 def test_a_study_that_stopped_can_go_on(runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:

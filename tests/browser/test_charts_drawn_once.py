@@ -39,5 +39,5 @@ def test_no_chart_is_drawn_again(name: str, server: Server, runs: Runs, open_pag
     expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible()
     settled(page)
     page.wait_for_timeout(1000)
-    assert page.evaluate("window.charts") > 1
+    assert page.evaluate("window.charts") == page.get_by_test_id("stPlotlyChart").count() > 1
     assert page.evaluate("window.again") == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from plotly.subplots import make_subplots
 
-from kvlens.app.figures.settled import FAINT, GROUNDS, INKS, Settled
+from kvlens.app.figures.settled import FAINT, GROUNDS, INKS, MOST_BESIDE, Settled
 from kvlens.app.figures.theme import finish
 
 
@@ -90,12 +90,23 @@ def test_the_style_is_the_page_s_and_gives_way_to_the_figure(theme: str) -> None
         ({"xaxis_title_text": "step", "margin_l": 220}, {"l": 220, "b": 72, "r": 16}),
         ({"legend": {"orientation": "h", "y": -0.2}, "showlegend": True}, {"l": 64, "b": 100, "r": 16}),
         ({"coloraxis": {"cmin": 0}}, {"l": 64, "b": 52, "r": 110}),
+        ({"showlegend": True}, {"l": 64, "b": 52, "r": 75 + 5 * len("rest of the model")}),
     ],
 )
 def test_margins_have_room_from_the_beginning(layout: dict[str, Any], expected: dict[str, int]) -> None:
-    figure = finish(go.Figure(go.Scatter(x=[1], y=[2])), 300, uirevision="room")
+    figure = finish(go.Figure(go.Scatter(x=[1], y=[2], name="rest of the model")), 300, uirevision="room")
     margin = sent(figure.update_layout(layout))["layout"]["margin"]
     assert {side: margin[side] for side in expected} == expected
+
+
+def test_a_long_name_leaves_room_for_the_chart() -> None:
+    figure = go.Figure(go.Scatter(x=[1], y=[2], name="n" * 200)).update_layout(showlegend=True)
+    assert sent(figure)["layout"]["margin"]["r"] == MOST_BESIDE
+
+
+def test_times_are_sent_as_texts() -> None:
+    times = np.array(["2026-11-29T12:00"], "datetime64[ns]")
+    assert sent(go.Figure(go.Scatter(x=times, y=[1])))["data"][0]["x"][0].startswith("2026-11-29T12:00:00")
 
 
 def test_clicks_that_select_are_set_before_the_first_draw() -> None:

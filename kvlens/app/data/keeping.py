@@ -43,7 +43,9 @@ class KeepingSession(Session):
     def _once(
         self, kind: str, sql: str, values: dict[str, Any], ask: Callable[..., _Found], size: Callable[[_Found], int]
     ) -> _Found:
-        key = (kind, sql, *sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
+        if any(isinstance(value, list) for value in values.values()):  # no two calls ask for the same list
+            return ask(sql, **values)
+        key = (kind, sql, *sorted(values.items()))
         with self._keeping:
             if key in self._kept:
                 self._kept.move_to_end(key)

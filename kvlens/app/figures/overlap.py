@@ -116,7 +116,7 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
 
     parts, columns: step, layer, kv_head, span, direction, cause, bytes, start_us, end_us, wait_us, blocking. Of the
     result: those of a copy, bytes and wait_us added up, and `brought`, in words."""
-    rows = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
+    rows = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False, dropna=False)
     sums = rows.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
     copies = sums.reset_index()
     of_copy = rows.ngroup().to_numpy()

@@ -20,6 +20,8 @@ GROUNDS = {"light": ("#ffffff", "#d0d7de"), "dark": ("#0f1419", "#3a444f")}
 FAINT = "rgba(128,132,149,0.22)"
 """grid lines and ticks, on light and dark ground"""
 FONT = '"Source Sans", sans-serif'
+MOST_BESIDE = 260
+"""pixels that a legend beside a chart gets from the beginning"""
 DIGITS = {4: 6, 8: 9}
 """significant digits that a number is sent with, by the bytes it has"""
 
@@ -34,7 +36,8 @@ class Settled(go.Figure):
         self._style = _style(theme, selectable)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return data and layout as dictionaries, lists, numbers and texts; what the figure sets itself stays."""
+        """Return data and layout as dictionaries, lists, numbers and texts. What the figure sets itself stays, but
+        margins without room for what stands in them grow."""
         data = [_listed(trace.to_plotly_json()) for trace in self._figure.data]
         layout = _listed(self._figure.layout.to_plotly_json())
         layout.pop("template", None)
@@ -50,8 +53,8 @@ class Settled(go.Figure):
             if axis in cells or layout.get(axis, {}).get("ticks"):
                 _fill(layout, {axis: {"tickcolor": FAINT}})
             _fill(layout, {axis: _axis_style(axis)})
-        if "coloraxis" in layout:
-            _fill(layout["coloraxis"], {"colorbar": {"outlinewidth": 0, "len": 0.75}})
+        for name in [name for name in layout if name.startswith("coloraxis")]:
+            _fill(layout[name], {"colorbar": {"outlinewidth": 0, "len": 0.75}})
         for side, pixels in _room(data, layout).items():
             layout["margin"][side] = max(pixels, layout["margin"].get(side, 0))
         return {"data": data, "layout": layout}
@@ -97,13 +100,14 @@ def _room(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, int]:
     titled = {name[0] for name, axis in layout.items() if name[1:5] == "axis" and axis["title"].get("text")}
     legend = layout["legend"]
     below = layout.get("showlegend") and legend.get("orientation") == "h" and legend.get("y", 1) < 0
-    names = [len(t.get("name", "")) for t in data if t.get("showlegend", True)] if layout.get("showlegend") else []
+    listed = [t for t in data if t.get("showlegend", t["type"] != "heatmap")] if layout.get("showlegend") else []
+    names = [len(t.get("name", "")) for t in listed]
     beside = bool(names) and legend.get("orientation") != "h"
     bars = "coloraxis" in layout or any(t["type"] == "heatmap" and t.get("showscale", True) for t in data)
     return (
         ({"l": 92} if "y" in titled else {})
         | ({"b": 100} if below else {"b": 72} if "x" in titled else {})
-        | ({"r": 110} if bars else {"r": 75 + 5 * max(names)} if beside else {})
+        | ({"r": 110} if bars else {"r": min(75 + 5 * max(names), MOST_BESIDE)} if beside else {})
     )
 
 
@@ -117,13 +121,15 @@ def _fill(part: dict[str, Any], style: dict[str, Any]) -> None:
 
 
 def _listed(part: Any) -> Any:
-    """Return a part of a figure's dictionary with lists in place of its arrays."""
+    """Return a part of a figure's dictionary with lists in place of its arrays, and times as texts."""
     if isinstance(part, dict):
         return {name: _listed(value) for name, value in part.items()}
     if isinstance(part, (list, tuple)):
         return [_listed(value) for value in part] if part and isinstance(part[0], dict) else part
     if not isinstance(part, np.ndarray):
         return part
+    if part.dtype.kind == "M":
+        return np.datetime_as_string(part).tolist()
     return _rounded(part).tolist() if np.issubdtype(part.dtype, np.floating) else part.tolist()
 
 

@@ -66,7 +66,8 @@ def chart(
 
     `data`: the numbers behind it, long or wide, a unit in every column name that needs one. `name`: stem of the file
     names, such as f"{uid}-coverage". `key`: unique on the page; a click is found under it in the session's state.
-    `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point."""
+    `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point. Colours that
+    a theme decides are those of the theme at the page's last run."""
     theme = st.context.theme.type or "light"
     st.plotly_chart(
         Settled(figure, theme, selectable=on_select is not None),

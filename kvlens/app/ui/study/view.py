@@ -150,7 +150,9 @@ def _curve(results: Results) -> None:
         return
     title, unit = FIGURES[str(figure)]
     name = f"kvlens-study-{results.info.id}-{figure}"
-    chart(curves(points, str(axis), title, unit), points, name, "study_curve", f"{title} of every arm along {axis}.")
+    named = {"x": str(axis), **{column: f"{column}_{unit or figure}" for column in ("value", "low", "high")}}
+    numbers = points.assign(uids=points["uids"].map(" ".join)).rename(columns=named)
+    chart(curves(points, str(axis), title, unit), numbers, name, "study_curve", f"{title} of every arm along {axis}.")
     if any(any(is_other_preset(part)) for _, part in points.groupby("line", sort=False)):
         st.caption("A hollow point ran another preset than the first point of its line: more than the axis differs.")
 
