@@ -80,6 +80,14 @@ def test_a_map_of_nothing_and_a_huge_one_are_drawn() -> None:
     assert "1 in 2 steps shown" in figure.layout.title.text
 
 
+def test_each_of_few_rows_has_one_tick_and_the_end_of_prefill_its_name() -> None:
+    axis = vector_map([np.ones(2), np.ones(2)], [-1, 1], "v", "step").layout.yaxis
+    assert list(axis.tickvals) == [-1, 0, 1]
+    assert list(axis.ticktext) == ["end of prefill", "0", "1"]
+    assert vector_map([np.ones(2)], [-1], "v", "layer").layout.yaxis.ticktext == ("-1",)
+    assert vector_map([np.ones(2)] * 25, list(range(25)), "v", "step").layout.yaxis.tickvals is None
+
+
 def test_markup_in_a_name_stays_text() -> None:
     name = "<a href='x'>y</a>"
     for figure in (curves({"": ([0], [1.0])}, name), vector_map([np.ones(2)], [0], name, "step")):
