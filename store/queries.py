@@ -157,7 +157,7 @@ _STATE_EVENTS = f"""
       AND (kind::VARCHAR <> 'hold' OR value IS NULL) {{until}}
     ORDER BY step, place"""
 
-#: `step` is the first one that attends under what the event made of the span. {which}: a condition on the span.
+#: `step` is the first one that attends under what the event made of the span. {which}: ONE_OF_TOLD or nothing.
 ALL_STATE_EVENTS = f"""
     SELECT owner, step + after::INTEGER AS step, span, kind, q_head
     FROM ({_STATE_EVENTS.format(until="{which}")}) WHERE step + after::INTEGER < $steps"""
@@ -172,7 +172,7 @@ SPANS_EVER = """
       ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = head.kv_head
     WHERE true {which} ORDER BY head.kv_head, span.span"""
 
-#: Conditions on the span of SPANS_EVER and of ALL_STATE_EVENTS.
+#: These restrict SPANS_EVER and ALL_STATE_EVENTS to the spans in $spans.
 ONE_OF_EVER = "AND span.span IN (SELECT unnest($spans))"
 ONE_OF_TOLD = "AND span IN (SELECT unnest($spans))"
 

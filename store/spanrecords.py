@@ -86,8 +86,8 @@ class SpanRecords:
         return [_frame(changed) for changed in self._changes(layer, 0, self.kv_heads - 1).values()]
 
     def attended_states(self, layer: int, steps: np.ndarray, kv_heads: np.ndarray, spans: np.ndarray) -> list[str]:
-        """Return the state in which each of `steps` attended a span, for the KV head beside it; '' before its birth.
-        Of the layer no other spans are read."""
+        """Return the state in which a step attended a span for a KV head, [rows]; '' before the span's birth. Reads the
+        events of these spans only. steps, kv_heads, spans: int64 [rows]."""
         if not len(steps):
             return []
         lowest, highest = int(kv_heads.min()), int(kv_heads.max())
@@ -105,7 +105,7 @@ class SpanRecords:
     def _changes(
         self, layer: int, first_head: int, last_head: int, only: list[int] | None = None
     ) -> dict[int, list[tuple[int, int, str]]]:
-        """Return per KV head what `state_changes` tells, in the same order. only: the spans that are read."""
+        """Return the rows of `state_changes` by KV head. only: ids of the spans to read; None: all spans."""
         where: dict[str, Any] = {"layer": layer, "first": first_head, "last": last_head}
         ever = event_spans = ""
         if only is not None:

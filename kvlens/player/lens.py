@@ -217,7 +217,8 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _attended_as_summaries(reader: TraceReader, losses: pd.DataFrame) -> np.ndarray:
-    """Return of every row (step, layer, q_head, span) whether the step attended the span as a summary [rows]."""
+    """Return whether each row's step attended the row's span as a summary, bool [rows]. losses: columns step, layer,
+    q_head, span."""
     summary = np.zeros(len(losses), np.bool_)
     steps, heads, spans = (losses[name].to_numpy(np.int64) for name in ("step", "q_head", "span"))
     layers, group = losses["layer"].to_numpy(np.int64), reader.q_heads // reader.kv_heads

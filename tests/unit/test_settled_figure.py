@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from plotly.subplots import make_subplots
 
 from kvlens.app.figures.settled import FAINT, GROUNDS, INKS, MOST_BESIDE, Settled
 from kvlens.app.figures.theme import finish
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sent(figure: go.Figure, theme: str = "light", *, selectable: bool = False) -> dict[str, Any]:
@@ -107,6 +111,13 @@ def test_a_long_name_leaves_room_for_the_chart() -> None:
 def test_times_are_sent_as_texts() -> None:
     times = np.array(["2026-11-29T12:00"], "datetime64[ns]")
     assert sent(go.Figure(go.Scatter(x=times, y=[1])))["data"][0]["x"][0].startswith("2026-11-29T12:00:00")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_are_those_of_the_page(theme: str) -> None:
+    page = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text(encoding="utf-8"))["theme"][theme]
+    assert INKS[theme] == page["textColor"]
+    assert GROUNDS[theme] == (page["backgroundColor"], page["borderColor"])
 
 
 def test_clicks_that_select_are_set_before_the_first_draw() -> None:

@@ -43,7 +43,7 @@ class KeepingSession(Session):
     def _once(
         self, kind: str, sql: str, values: dict[str, Any], ask: Callable[..., _Found], size: Callable[[_Found], int]
     ) -> _Found:
-        if any(isinstance(value, list) for value in values.values()):  # no two calls ask for the same list
+        if any(isinstance(value, list) for value in values.values()):  # a list rarely comes twice
             return ask(sql, **values)
         key = (kind, sql, *sorted(values.items()))
         with self._keeping:
@@ -69,7 +69,7 @@ def _frame_bytes(frame: pd.DataFrame) -> int:
 
 
 def _rows_bytes(rows: _Rows) -> int:
-    """About: what Python takes for figures, and for lists of them, by 100 rows that lie evenly among all."""
+    """Estimate the bytes that rows of numbers and lists use as Python objects, from about 100 of the rows."""
     sample = rows[:: max(1, len(rows) // 100)]
     used = sum(64 + 32 * sum(len(cell) if isinstance(cell, list) else 1 for cell in row) for row in sample)
     return 64 + used * len(rows) // max(1, len(sample))

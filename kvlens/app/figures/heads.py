@@ -166,7 +166,7 @@ def _axes(figure: go.Figure, layers: int, heads: int, group: int, metric: Metric
         "y1": 1,
         "line": {"color": "#ffffff", "width": 2},
     }
-    between = np.arange(group, heads, group) - 0.5  # all at once: `add_vline` looks through the whole figure for each
+    between = np.arange(group, heads, group) - 0.5  # one assignment: each call of `add_vline` searches the figure
     figure.layout.shapes = [{**place, "x0": float(x), "x1": float(x)} for x in between]
 
 

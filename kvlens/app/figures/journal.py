@@ -13,7 +13,7 @@ from kvlens.app.figures.theme import BLUE, GREY, SERIES, finish
 
 #: A map of more cells than this shows every n-th row.
 CELLS = 300_000
-#: Each row of a map of at most so many has a tick of its own.
+#: A map with at most this many rows has a tick for each row.
 NAMED_ROWS = 24
 
 
@@ -100,13 +100,13 @@ def vector_map(
     figure.update_layout(title_text=f"{name}{thinned}{grey}", dragmode=False)
     figure.update_xaxes(title_text=index_title, showgrid=False, zeroline=False, dtick=1 if width <= 24 else None)
     figure.update_yaxes(title_text=row_title, autorange="reversed", showgrid=False, zeroline=False, tickformat="d")
-    if len(names) <= NAMED_ROWS:  # a tick each: none stands between two rows
+    if len(names) <= NAMED_ROWS:  # Plotly may put its own ticks between two rows
         figure.update_yaxes(tickvals=names, ticktext=[_row_text(label, row_title) for label in names])
     return figure
 
 
 def _row_text(label: int, row_title: str) -> str:
-    """The name of a map's row: of steps, -1 is what was noted before the first one."""
+    """Return the name of a map's row. Step -1 holds the notes from the end of prefill."""
     return "end of prefill" if row_title == "step" and label == -1 else str(label)
 
 

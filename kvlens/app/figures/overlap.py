@@ -128,8 +128,8 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _brought(lines: np.ndarray) -> str:
-    """Of which layer and KV heads, and how many of their spans. lines: layer, KV head, span [lines of one copy, 3], NaN
-    where a line names none."""
+    """Return a text with the layer, the KV heads and the number of spans of one copy. lines: its layers, KV heads and
+    spans [lines, 3], NaN if a line has none."""
     layers, heads, spans = (sorted({value for value in column if value == value}) for column in lines.T.tolist())
     where = f"L{int(layers[0])}" if len(layers) == 1 else counted(len(layers), "layer")
     which = ", ".join(f"KV{int(head)}" for head in heads) if heads else "all KV heads"

@@ -1,10 +1,10 @@
 """A figure in the page's own style that a browser draws once.
 
-Streamlit's chart copies its figure when it appears and hands the copy to Plotly, which draws the figure again if
-anything seems to differ. A template and a typed array always do, since a copy of either is another object, so a
-settled figure has neither: its style stands in its own layout, and its numbers are sent as lists. Lists are new to
-Plotly only with another `datarevision`; Streamlit replaces the whole chart for a new figure. Margins are wide enough
-from the beginning in most cases, since a margin that grows draws a figure again too."""
+Streamlit passes a figure to Plotly and then passes a copy of it. Plotly compares the two, and draws again if it finds a
+difference. It takes copies of a template and of a typed array for different ones. A settled figure has neither: its
+layout contains the style, and its numbers are lists. Plotly compares lists by `datarevision` alone, which is constant
+because Streamlit replaces the chart when the figure changes. Plotly also draws again when a margin grows, so the
+margins have room for titles, legends and colour bars."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import numpy as np
 import plotly.graph_objects as go
 
 INKS = {"light": "#1b1f24", "dark": "#e6edf3"}
-"""text of figures, by the page's theme: that of `.streamlit/config.toml`"""
+"""colour of text by theme, as in `.streamlit/config.toml`"""
 GROUNDS = {"light": ("#ffffff", "#d0d7de"), "dark": ("#0f1419", "#3a444f")}
-"""ground and border of what the pointer shows, by the page's theme"""
+"""ground and border of the hover box by theme, as in `.streamlit/config.toml`"""
 FAINT = "rgba(128,132,149,0.22)"
-"""grid lines and ticks, on light and dark ground"""
+"""colour of grid lines and ticks in both themes"""
 FONT = '"Source Sans", sans-serif'
 MOST_BESIDE = 260
-"""pixels that a legend beside a chart gets from the beginning"""
+"""largest margin in pixels for a legend beside a chart"""
 DIGITS = {4: 6, 8: 9}
-"""significant digits that a number is sent with, by the bytes it has"""
+"""significant digits of the numbers sent, by the bytes of a recorded number"""
 
 
 class Settled(go.Figure):
-    """A figure in the style of the page, for `st.plotly_chart(theme=None)`, which sends what `to_dict` returns."""
+    """A figure in the style of the page. `st.plotly_chart(theme=None)` sends the result of `to_dict`."""
 
     def __init__(self, figure: go.Figure, theme: str, *, selectable: bool) -> None:
-        """Wrap a figure, which stays as it is. theme: 'light' or 'dark'. selectable: clicks select points."""
+        """Wrap a figure without changing it. theme: 'light' or 'dark'. selectable: clicks select points."""
         super().__init__()
         self._figure = figure
         self._style = _style(theme, selectable)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return data and layout as dictionaries, lists, numbers and texts. What the figure sets itself stays, but
-        margins without room for what stands in them grow."""
+        """Return data and layout as dictionaries, lists, numbers and texts. Settings of the figure override the style.
+        Margins are at least as wide as `_room` requires."""
         data = [_listed(trace.to_plotly_json()) for trace in self._figure.data]
         layout = _listed(self._figure.layout.to_plotly_json())
         layout.pop("template", None)
@@ -61,7 +61,7 @@ class Settled(go.Figure):
 
 
 def _style(theme: str, selectable: bool) -> dict[str, Any]:
-    """What a layout gets where it says nothing."""
+    """Return the default settings of a layout."""
     ground, border = GROUNDS[theme]
     font = {"family": FONT, "size": 11.25, "color": INKS[theme]}
     clicks = {"clickmode": "event+select", "dragmode": "pan"} if selectable else {}
@@ -78,7 +78,7 @@ def _style(theme: str, selectable: bool) -> dict[str, Any]:
 
 
 def _axis_style(axis: str) -> dict[str, Any]:
-    """What an axis gets where the figure says nothing: no grid for x, a faint one for y."""
+    """Return the default settings of an axis: no grid for x, a faint grid for y."""
     is_x = axis.startswith("x")
     style = {
         "automargin": True,
@@ -90,13 +90,13 @@ def _axis_style(axis: str) -> dict[str, Any]:
 
 
 def _axes(trace: dict[str, Any]) -> tuple[str, str]:
-    """Return the layout's names of the axes that a trace is drawn along."""
+    """Return the names of a trace's x and y axes in the layout."""
     return f"xaxis{trace.get('xaxis', 'x')[1:]}", f"yaxis{trace.get('yaxis', 'y')[1:]}"
 
 
 def _room(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, int]:
-    """Return the pixels that titles of axes, a legend below and a colour bar mostly need. Plotly finds out by itself if
-    they need more, and then draws the figure anew."""
+    """Return the margins in pixels that usually hold the axis titles, the legend and the colour bars, by side. If they
+    need more, Plotly widens the margin and draws the figure again."""
     titled = {name[0] for name, axis in layout.items() if name[1:5] == "axis" and axis["title"].get("text")}
     legend = layout["legend"]
     below = layout.get("showlegend") and legend.get("orientation") == "h" and legend.get("y", 1) < 0
@@ -112,7 +112,7 @@ def _room(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, int]:
 
 
 def _fill(part: dict[str, Any], style: dict[str, Any]) -> None:
-    """Sets what a part of a figure's dictionary does not say."""
+    """Set the values of `style` that a part of a figure's dictionary lacks."""
     for name, value in style.items():
         if isinstance(value, dict):
             _fill(part.setdefault(name, {}), value)
@@ -121,7 +121,7 @@ def _fill(part: dict[str, Any], style: dict[str, Any]) -> None:
 
 
 def _listed(part: Any) -> Any:
-    """Return a part of a figure's dictionary with lists in place of its arrays, and times as texts."""
+    """Return a part of a figure's dictionary with arrays converted to lists, and times to texts."""
     if isinstance(part, dict):
         return {name: _listed(value) for name, value in part.items()}
     if isinstance(part, (list, tuple)):
@@ -134,7 +134,7 @@ def _listed(part: Any) -> Any:
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """Return numbers as float64, rounded to few digits; with None for NaN, which JSON lacks, they are objects."""
+    """Return the numbers as float64, rounded to DIGITS. NaN and infinity become None, which JSON can hold."""
     exact = values.astype(np.float64)
     finite = np.isfinite(exact)
     size = np.abs(np.where(finite & (exact != 0), exact, 1.0))

@@ -50,7 +50,7 @@ STYLE = (
     "pointer-events: none; } "
     '[class*="st-key-save_"] button { pointer-events: auto; } '
     ".js-plotly-plot .modebar-group { background: transparent !important; } "
-    # Streamlit measures a chart's place twice and rounds once: a width in whole pixels is the same both times.
+    # Streamlit measures the width twice and rounds it once. Both measures agree on whole pixels.
     '[data-testid="stFullScreenFrame"] { width: round(down, 100%, 1px); } '
     # Text of axes, scales and legends is written in the page's own ink, on light and on dark ground.
     ".js-plotly-plot :is([class$='tick'], [class^='g-'][class$='title'], .cbaxis, [class*='cbtitle'], .legendtext, "
@@ -66,8 +66,8 @@ def chart(
 
     `data`: the numbers behind it, long or wide, a unit in every column name that needs one. `name`: stem of the file
     names, such as f"{uid}-coverage". `key`: unique on the page; a click is found under it in the session's state.
-    `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point. Colours that
-    a theme decides are those of the theme at the page's last run."""
+    `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point. Colours
+    follow the theme at the page's last run."""
     theme = st.context.theme.type or "light"
     st.plotly_chart(
         Settled(figure, theme, selectable=on_select is not None),

@@ -24,7 +24,7 @@ STYLE = (
     ".st-key-hold_result { margin: -.6rem 0; } "
     ".st-key-hold_result p { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; } "
     f"{chart.STYLE}</style>"
-    # The font of code is asked for with the menu: a font that arrives later makes Plotly draw every chart again.
+    # This loads the font of code with the menu. If a font loads later, Plotly draws every chart again.
     '<span aria-hidden="true" style="position: absolute; visibility: hidden; font-family: \'Source Code Pro\'">0</span>'
 )
 _ENTERED = "kvlens_entered"

@@ -17,7 +17,6 @@ export default function ({ data, parentElement }) {
     const style = getComputedStyle(/** @type {Element} */ (parentElement.querySelector("button")));
     const { paper_bgcolor: ground, title, font } = plot.layout;
     const ink = style.getPropertyValue("--st-text-color").trim();
-    const restore = inkAxes(plot, ink);
     plot.layout.font = { ...font, color: ink };
     plot._context.toImageButtonOptions = { ...options, format, scale: format === "png" ? 2 : 1 };
     plot.layout.paper_bgcolor = style.getPropertyValue("--st-background-color").trim();
@@ -25,7 +24,6 @@ export default function ({ data, parentElement }) {
     press.click();
     plot._context.toImageButtonOptions = options;
     Object.assign(plot.layout, { paper_bgcolor: ground, title, font });
-    restore();
   };
   for (const button of parentElement.querySelectorAll("button")) button.onclick = () => save(button.dataset.format ?? "");
 }
@@ -36,16 +34,4 @@ function captioned(title, caption) {
   const plain = caption.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const text = title?.text ? `${title.text}<br><sup>${plain}</sup>` : `<sup>${plain}</sup>`;
   return { ...title, text };
-}
-
-/** Writes the axes in the page's ink, as the page itself does by its style; returns what undoes it. @param {any} plot @param {string} color */
-function inkAxes(plot, color) {
-  const names = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name));
-  const before = names.map((name) => [name, plot.layout[name]]);
-  for (const name of names) {
-    const axis = plot.layout[name];
-    const title = { ...axis.title, font: { ...axis.title?.font, color } };
-    plot.layout[name] = { ...axis, title, tickfont: { ...axis.tickfont, color } };
-  }
-  return () => Object.assign(plot.layout, Object.fromEntries(before));
 }
