@@ -1,19 +1,15 @@
-"""A run in parts: the keys of all positions, the prompt's and the decoded tokens', joined a layer at a time; and the
-attention of several steps, some layers at a time. What measuring makes of either is never there for all layers at
+"""The attention of several steps, some layers at a time. What measuring makes of it is never there for all layers at
 once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.attend import LayerForm, attention_shares
-from kvlens.memory.memory import Memory
-from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.tiers.slots import FREE
 
@@ -95,51 +91,3 @@ def share_layers(
         sinks += [] if sink is None else [sink]
     assert weights is not None, "a part has layers"
     return weights, visible, torch.cat(sinks) if sinks else None
-
-
-@dataclass(frozen=True)
-class KeyParts:
-    """Stands for keys [L, H_kv, n, D] without a copy of the prompt's. A layer's keys are joined when it is read."""
-
-    prompt: torch.Tensor
-    """[L, H_kv, N, D]"""
-    decoded: torch.Tensor
-    """[L, H_kv, n - N, D], of the tokens after the prompt"""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return [L, H_kv, n, D]."""
-        layers, kv_heads, tokens, head_dim = self.prompt.shape
-        return torch.Size((layers, kv_heads, tokens + self.decoded.shape[2], head_dim))
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield the keys [H_kv, n, D] of each layer, as a new tensor."""
-        for parts in zip(self.prompt, self.decoded, strict=True):
-            yield torch.cat(parts, 1)
-
-    def whole(self) -> torch.Tensor:
-        """Return a copy of all keys [L, H_kv, n, D]."""
-        return torch.cat([self.prompt, self.decoded], 2)
-
-
-class WatchedKeys:
-    """The keys of a run, which grow by a token a step. It owns the decoded tokens' keys and copies no other."""
-
-    def __init__(self, memory: Memory, windowed: WindowedLayers, prompt: torch.Tensor | None, max_new: int) -> None:
-        """prompt: its keys [L, H_kv, N, D], which must not change; None: the slots keep all keys by position."""
-        self._memory, self._windowed = memory, windowed
-        self._keys: KeyParts | None = None
-        if prompt is not None:
-            self._keys = KeyParts(prompt, prompt.new_zeros(*prompt.shape[:2], max_new, prompt.shape[3]))
-
-    def until(self, position: int) -> torch.Tensor | KeyParts:
-        """Return the keys of all positions up to `position`, which is the newest and is read from the memory."""
-        hot = self._memory.hot
-        if self._keys is None:
-            return hot.pools[0].keys[:, :, : position + 1]
-        prompt, decoded = self._keys.prompt, self._keys.decoded
-        step = position - prompt.shape[2]
-        decoded[list(self._windowed.numbers), :, step] = hot.read_window(position, position + 1)[0][:, :, 0]
-        for layer, ring in self._windowed.rings.items():
-            decoded[layer, :, step] = ring[0, :, position % ring.shape[2]]
-        return KeyParts(prompt, decoded[:, :, : step + 1])

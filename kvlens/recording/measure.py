@@ -7,6 +7,7 @@ in ``snapshot.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,36 +15,18 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Scores
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.fullattention import layers_attention, selection_recall, stack_layers, sum_by
+from kvlens.recording.fullattention import FullAttention
 from kvlens.recording.layerparts import layer_parts
 from kvlens.recording.oracle import OracleTables, coverage
+from kvlens.recording.rowsums import sum_runs
+from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
 from kvlens.tiers.slots import FREE, ROLE
 
 
-def alike(shot: Snapshot) -> tuple[object, ...]:
-    """Consecutive snapshots with an equal key can be measured together."""
-    groups = tuple(
-        (group.weights.shape[0], group.visible is None, group.share is None, group.summarised is None)
-        for group in shot.groups
-    )
-    return (
-        groups,
-        shot.keys is None,
-        shot.previous_q is None,
-        shot.zooms is None,
-        shot.shadow is None,
-        shot.packed is None,
-        shot.sampled and shot.reference is None,
-        tuple(shot.head_columns),
-        tuple(shot.kv_columns),
-        tuple(ranked is None for ranked in shot.ranked),
-    )
-
-
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
-    """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
+    """All columns of some steps that are alike; the `top_k` spans by mass, the `ranked` best candidates by score."""
     first_shot, steps = shots[0], len(shots)
     tables = OracleTables(shots, top_k)
     if first_shot.keys is not None:
@@ -108,14 +91,12 @@ def _masses_by_parts(
     """Return the columns of `_masses` of all layers, the columns coverage and selection recall [T, L, Hq] (none without
     keys), and the bytes [T, L, H_kv] that packed tokens save in reading, None: nothing is packed. A few layers are
     measured at a time, and added to the tables."""
-    attention = None if shots[0].shadow is None else layers_attention(shots)
     masses, shares, counts = [], [], []
-    for group in layer_parts(shots):
+    for group, full in _with_full_attention(shots):
         masses.append(_masses(group, shots[0].spans, len(shots)))
         if shots[0].packed is not None:
             counts.append(_count_packed(group, shots))
-        if attention is not None:
-            full = stack_layers(attention, len(group.role) // len(shots))
+        if full is not None:
             shares.append((coverage(full, [group]), selection_recall(full, [group])))
             tables.add(full, masses[-1][1], [group])
     columns, by_full, counted = (
@@ -123,6 +104,16 @@ def _masses_by_parts(
     )
     packed = shots[0].packed
     return columns, by_full, None if packed is None else _saved(packed, *counted)
+
+
+def _with_full_attention(shots: list[Snapshot]) -> Iterator[tuple[Attended, torch.Tensor | None]]:
+    """Yield the attention of some layers after the other beside full attention [l, H_kv, T, G, n], which lasts until
+    the next is asked for; None: keys are not kept."""
+    attention, first = None if shots[0].shadow is None else FullAttention(shots), 0
+    for group in layer_parts(shots):
+        count = len(group.role) // len(shots)
+        yield group, None if attention is None else attention.layers(first, count)
+        first += count
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
@@ -146,15 +137,15 @@ def masses_of_all(shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
     span does not change where the memory keeps every token. The weights of one layer exist at a time: those of all
     layers would be the largest tables of a long run's step. The columns are made before the first layer: a column that
     is made between two layers takes a piece of the room that the next weights need, and the process grows."""
-    table, tiny = shots[-1].groups[0], torch.finfo(torch.float32).tiny
+    table, attention = shots[-1].groups[0], FullAttention(shots)
     role, span, size = table.role[0, 0].long(), table.span[0, 0].long(), (len(shots), *table.weights.shape[:3])
     by_role, by_span = (table.weights.new_empty(*size, codes) for codes in (FREE + 1, shots[0].spans))
     entropy = table.weights.new_empty(size)
-    for number, layer in enumerate(layers_attention(shots)):
-        weights = layer.transpose(0, 1)
-        by_role[:, number] = sum_by(weights, role, FREE + 1)
-        by_span[:, number] = sum_by(weights, span, shots[0].spans)
-        entropy[:, number] = -(weights * weights.clamp(min=tiny).log()).sum(-1)
+    for layer in range(size[1]):
+        weights, nats = attention.layer(layer)
+        sums = sum_runs(weights.transpose(0, 1), (role, span), (FREE + 1, shots[0].spans))
+        by_role[:, layer], by_span[:, layer] = sums
+        entropy[:, layer] = nats.transpose(0, 1)
     by_role, by_span, entropy = (column.flatten(2, 3) for column in (by_role, by_span, entropy))
     counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=entropy.device)
     tokens = counts[:, None, None].expand(-1, *table.role.shape[:2])
@@ -176,8 +167,7 @@ def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
     if shot.shadow is not None and shot.keys is not None:
         coverages = np.ones(shot.q.shape[:2], np.float32)
     elif shot.shadow is not None:
-        attention = layers_attention([shot])
-        parts = [coverage(stack_layers(attention, len(part.role)), [part]) for part in layer_parts([shot])]
+        parts = [coverage(full, [group]) for group, full in _with_full_attention([shot]) if full is not None]
         coverages = torch.cat(parts, 1)[0].numpy(force=True).astype(np.float32)
     return tokens.numpy(force=True).astype(float), coverages
 

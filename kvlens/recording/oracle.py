@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
-from kvlens.recording.fullattention import by_span, read_positions
+from kvlens.recording.rowsums import by_span, find_largest
+from kvlens.recording.selected import read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
 from kvlens.tiers.slots import EXACT, WINDOW
@@ -205,9 +206,8 @@ class _Masses:
             lost_mass = self.spans.new_zeros(*self.spans.shape[:3], positions)
             lost_pos = torch.full_like(lost_mass, -1, dtype=torch.int32)
         else:
-            tokens = self.lost.topk(positions, -1)
-            lost_mass = tokens.values.flatten(2, 3)
-            lost_pos = torch.where(lost_mass > 0, tokens.indices.flatten(2, 3), -1).int()
+            lost_mass, places = (table.flatten(2, 3) for table in find_largest(self.lost, positions))
+            lost_pos = torch.where(lost_mass > 0, places, -1).int()
         unread = self.unread.gather(-1, listed)
         return {"unread": (unread, 0.0), "lost_pos": (lost_pos, -1), "lost_mass": (lost_mass, 0.0)}
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from itertools import groupby
 
 import torch
 
@@ -28,11 +27,11 @@ from kvlens.recording.facts import (
     span_keys,
 )
 from kvlens.recording.freezing import Freezer
-from kvlens.recording.measure import alike, measure, sketch
+from kvlens.recording.measure import measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import TOGETHER_NUMBERS, OracleSampling, steps_together
 from kvlens.recording.selfcheck import Tally, check_figures
-from kvlens.recording.snapshot import Snapshot
+from kvlens.recording.snapshot import Snapshot, split_alike
 from kvlens.records import PrefillRecord, TraceSink
 from kvlens.rows import EventRow, PromptToken
 
@@ -41,7 +40,7 @@ RANKED_SPANS = 32
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
-"""most batches that wait to be measured; then the engine waits. Where each step is a batch, none waits"""
+"""most batches that wait to be measured; then the engine waits. Where steps are large, none waits"""
 
 
 class Recorder:
@@ -49,8 +48,7 @@ class Recorder:
 
     top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep all keys
     (outside the budget) and log how much of full attention's mass lies on entries attended exactly. oracle: steps and
-    layers at which full attention's mass on each span is logged beside the method's; needs coverage. full_kv: full
-    attention by span is logged of full KV's own queries too.
+    layers at which full attention's mass on each span is logged too; needs coverage. full_kv: and that of full KV.
     """
 
     def __init__(
@@ -172,14 +170,13 @@ class Recorder:
         return None if keys is None else span_keys(keys, self.memory.spans.rows, self._rotate)
 
     def _complete_newest(self) -> None:
-        """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's
-        sizes alone."""
+        """Give the step before its transfers, and hand its batch over once that is whole."""
         if self._newest is None:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        transfers = self.windowed.model_rows(self.memory.take_transfers(step))
-        settled = Settled(seen, transfers, self.memory.transfers.waited_ns(step) // 1000)
+        moved, waited_us = self.memory.take_transfers(step), self.memory.transfers.waited_ns(step) // 1000
+        settled = Settled(seen, self.windowed.model_rows(moved), waited_us)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
@@ -194,15 +191,17 @@ class Recorder:
             for shot, rows in zip(shots, self._full_kv.attention(tokens, [s.sampled for s in shots]), strict=True):
                 shot.reference = rows
             self.full_kv_ns += time.perf_counter_ns() - start_ns
-        batch, self._batch = self._batch, []
         if self._is_large:
             self._queue.join()
-        self._queue.put(batch)
+        self._queue.put(self._batch)
+        self._batch = []
 
     def _together(self, shot: Snapshot) -> int:
-        shape, shadow = self.windowed.shape, 1 if shot.shadow is None else shot.shadow.shape[2]
-        widest = max(shot.spans, shadow, *(pool.zones.slots for pool in self.memory.hot.pools))
-        return steps_together(shape.layers, shape.q_heads, widest)
+        """Return how many steps are measured at a time, by the sizes of the run alone."""
+        positions = 1 if shot.shadow is None else shot.shadow.shape[2]
+        slots = 0 if shot.keys is not None else max((p.zones.slots for p in self.memory.hot.pools), default=0)
+        every = None if self._full_kv is None or self.oracle is None else self.oracle.every
+        return steps_together(self.windowed.shape, positions, slots, shot.spans, every)
 
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
@@ -240,11 +239,12 @@ class Recorder:
             self._follow.sketched(job.facts.step, *sketch(job.shot))
 
     def _measure(self, batch: list[Settled]) -> None:
-        for _, run in groupby(batch, key=lambda settled: alike(settled.seen.shot)):
-            steps = list(run)
-            shots = [settled.seen.shot for settled in steps]
-            for settled, measured in zip(steps, measure(shots, self.top_k, RANKED_SPANS), strict=True):
-                self._tally.count_step(measured, len(settled.seen.shot.sampled))
-                record = settled.record(measured)
+        shots = [settled.seen.shot for settled in batch]
+        for run in split_alike(shots):
+            for number, measured in zip(
+                run, measure(shots[run.start : run.stop], self.top_k, RANKED_SPANS), strict=True
+            ):
+                self._tally.count_step(measured, len(shots[number].sampled))
+                record = batch[number].record(measured)
                 check_figures(self.method.name, record)
                 self.sink.step(record)

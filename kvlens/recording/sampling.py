@@ -10,13 +10,17 @@ from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
     from kvlens.metaparts import Sampled
+    from kvlens.shape import KVShape
 
 AUTO_NUMBERS = 8_000_000
 """'auto': weights of full attention that may be grouped per step, on average over the steps without a loss"""
 TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
 TOGETHER_NUMBERS = 8_000_000
-"""weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
+"""weights of full attention beyond which a step is large: such steps do not wait in a row"""
+HELD_NUMBERS, HELD_SHARE, LAYER_NUMBERS = 16_000_000, 16, 4_000_000
+"""numbers that steps which are measured together may hold until then, or that part of the numbers of full KV, and
+weights of one layer in work at a time: long contexts are measured fewer steps at a time"""
 MOST_LOST = 32
 """'auto': lost steps that are recorded although they are not among the chosen ones"""
 _EXAMPLE = "auto, off, all, or like every=4,layers=0-3+7"
@@ -124,6 +128,16 @@ def _refused(text: str) -> Refusal:
     return Refusal(sentence, code="bad_sampling", text=text[:80])
 
 
-def steps_together(layers: int, q_heads: int, positions: int) -> int:
-    """Return how many steps are measured at a time. positions: the largest number of positions, spans or slots."""
-    return max(1, min(TOGETHER, TOGETHER_NUMBERS // (layers * q_heads * positions)))
+def table_numbers(weights: int) -> int:
+    """Estimate the numbers of a table that is made of steps together. weights: of full attention, of a step."""
+    return weights * max(1, min(TOGETHER, TOGETHER_NUMBERS // weights))
+
+
+def steps_together(shape: KVShape, positions: int, slots: int, spans: int, every: int | None) -> int:
+    """Return how many steps are measured at a time. positions: of which keys are kept; slots: whose weights a step
+    holds, of the widest KV head; spans: a step gets sums by them; every: full KV's own attention is held of one step in
+    so many, None: of none."""
+    held = max(1, slots + spans + (0 if every is None else -(-positions // every)))
+    may_hold = max(HELD_NUMBERS, shape.layers * shape.kv_heads * positions * 2 * shape.head_dim // HELD_SHARE)
+    of_layer = LAYER_NUMBERS // (shape.q_heads * max(positions, slots, spans))
+    return max(1, min(TOGETHER, of_layer, may_hold // (shape.layers * shape.q_heads * held)))

@@ -24,7 +24,7 @@ from kvlens.models.device import expected, host_bytes
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import find_model, ready
 from kvlens.models.sizes import NUMBER_BYTES, dtype_sentence, weights_in
-from kvlens.recording.sampling import resolve, steps_together
+from kvlens.recording.sampling import resolve, table_numbers
 from kvlens.runs.preparing import choose_parameters
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 from kvlens.shape import KVShape
@@ -189,8 +189,8 @@ def _has_full_attention(request: RunRequest, shape: KVShape, tokens: int) -> boo
 
 def _masses(request: RunRequest, shape: KVShape, tokens: int) -> int:
     """Return the bytes that measuring takes at most."""
-    step, together = 4 * shape.layers * shape.q_heads * tokens, steps_together(shape.layers, shape.q_heads, tokens)
-    return step * together * MASS_TABLES if _has_full_attention(request, shape, tokens) else step
+    step = shape.layers * shape.q_heads * tokens
+    return 4 * (MASS_TABLES * table_numbers(step) if _has_full_attention(request, shape, tokens) else step)
 
 
 def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:

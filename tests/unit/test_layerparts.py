@@ -13,7 +13,7 @@ from test_memoryneed import largest_allocation
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import layerparts, recorder
-from kvlens.recording.layerparts import KeyParts
+from kvlens.recording.keyparts import KeyParts, layer_keys
 from kvlens.recording.measure import measure
 from kvlens.recording.snapshot import Measured, Snapshot
 
@@ -49,8 +49,10 @@ def test_key_parts_stand_for_all_keys() -> None:
     keys = torch.randn(3, 2, 9, 4)
     parts = KeyParts(keys[:, :, :7], keys[:, :, 7:])
     assert parts.shape == keys.shape
-    assert torch.equal(parts.whole(), keys)
-    assert all(torch.equal(*pair) for pair in zip(parts, keys, strict=True))
+    for layer in range(3):
+        assert torch.equal(torch.cat(layer_keys(parts, layer), 1), keys[layer])
+        assert [part.data_ptr() for part in layer_keys(keys, layer)] == [keys[layer].data_ptr()]
+        assert layer_keys(parts, layer)[0].data_ptr() == keys[layer].data_ptr()
 
 
 @pytest.mark.parametrize("kind", [method_of("snapkv"), ForeignSnapKV])
@@ -78,4 +80,5 @@ def test_coverage_takes_the_prompts_keys_without_a_copy(tiny: Any, monkeypatch: 
         assert (shadow.prompt.data_ptr() == read.keys.data_ptr()) == (kind is not ForeignSnapKV)
     whole = shots[0].shadow
     assert isinstance(whole, torch.Tensor)
-    assert torch.equal(shadows[0].whole()[0], whole[0])  # type: ignore[union-attr]
+    first = torch.cat(layer_keys(shadows[0], 0), 1)  # type: ignore[arg-type]
+    assert torch.equal(first, whole[0])

@@ -128,7 +128,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
     computed. The figures are those of the general way."""
     computed: list[str] = []
     for module, name in (
-        (measure, "layers_attention"),
+        (measure, "FullAttention"),
         (measure, "coverage"),
         (measure, "selection_recall"),
         (oracle, "read_positions"),
@@ -142,7 +142,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
         return sink
 
     known = recorded()
-    assert set(computed) == {"layers_attention"}
+    assert set(computed) == {"FullAttention"}
     assert len(computed) < len(known.steps) / 2
     monkeypatch.setattr(Reads, "in_order", lambda reads, positions: False)
     general = recorded()

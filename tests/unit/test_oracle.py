@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.instruments import Oracle
-from kvlens.recording import fullattention
-from kvlens.recording.fullattention import full_attention
+from kvlens.recording.fullattention import FullAttention
+from kvlens.recording.keyparts import KeyParts
 from kvlens.recording.layerparts import take_layers
 from kvlens.recording.oracle import OracleTables, Owners, coverage
 from kvlens.recording.snapshot import Attended, Snapshot
@@ -81,6 +81,11 @@ def tables_of(
     return tables.join()
 
 
+def whole(shots: list[Snapshot]) -> torch.Tensor:
+    """Return full attention of all layers [L, H_kv, T, G, n]."""
+    return FullAttention(shots).layers(0, LAYERS)
+
+
 def softmax(shot: Snapshot, layer: int, head: int) -> np.ndarray:
     keys = shot.shadow[layer, head // GROUP].double().numpy()  # type: ignore[index]
     scores = keys @ shot.q[layer, head].double().numpy() * SCALING
@@ -116,7 +121,7 @@ def test_full_attention_by_span_equals_a_plain_computation(
     seed: int, top_k: int, sampled: list[bool], layers: tuple[int, ...], prompt: int, cut: int
 ) -> None:
     shots, mass, groups = case(seed, [layers if yes else () for yes in sampled], prompt)
-    full = full_attention(shots)
+    full = whole(shots)
     covered = coverage(full, [joined(groups)])
     oracles, columns, worst = tables_of(shots, full, mass, groups, top_k, cut)
     for t, shot in enumerate(shots):
@@ -171,7 +176,7 @@ def test_full_attention_by_span_equals_a_plain_computation(
 
 def test_a_slot_for_a_token_still_to_be_decoded_covers_nothing() -> None:
     shots, _, groups = case(5, [(0,), (0,)], 20)
-    full, group = full_attention(shots), joined(groups)
+    full, group = whole(shots), joined(groups)
     free = group.role == FREE
     assert free.any()
     expected = coverage(full, [group])
@@ -191,22 +196,54 @@ def test_an_owner_table_handed_out_stays_as_it_was() -> None:
 
 def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
     shots, mass, groups = case(3, [(0, 1, 2)], 30)
-    full = full_attention(shots)
+    full = whole(shots)
     full[1, 0, 0, 0, 5] = 0
     assert tables_of(shots, full, mass, groups, 4, cut=1)[2][0] > 1e-6
 
 
-def test_full_attention_is_computed_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layers_keys_are_widened_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shots, _, _ = case(5, [(0, 1)], 30)
     half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if isinstance(shot.shadow, torch.Tensor)]
-    whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if isinstance(shot.shadow, torch.Tensor)]
-    copied: list[int] = []
-    weights = fullattention.attention_weights
+    wide = [replace(shot, shadow=shot.shadow.float()) for shot in half if isinstance(shot.shadow, torch.Tensor)]
+    widened: list[int] = []
+    plain = torch.Tensor.float
 
-    def watched(q: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
-        copied.append(keys.shape[:-2].numel())
-        return weights(q, keys, *rest)
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.bfloat16:
+            widened.append(tensor.shape[:-2].numel())
+        return plain(tensor)
 
-    monkeypatch.setattr(fullattention, "attention_weights", watched)
-    assert torch.equal(full_attention(half), full_attention(whole))
-    assert copied == [KV_HEADS] * LAYERS * 2
+    monkeypatch.setattr(torch.Tensor, "float", watched)
+    assert torch.equal(whole(half), whole(wide))
+    assert widened == [KV_HEADS] * LAYERS
+
+
+@pytest.mark.parametrize("decoded", [0, 1, 5])
+def test_keys_in_parts_give_the_attention_of_keys_in_one(decoded: int) -> None:
+    """In whatever number of layers they are asked for, and also where an earlier step had not written all of them."""
+    shots, _, _ = case(7, [(0,), (0,)], 30)
+    keys = shots[-1].shadow
+    assert isinstance(keys, torch.Tensor)
+    cut = keys.shape[2] - decoded
+    parts = [*shots[:-1], replace(shots[-1], shadow=KeyParts(keys[:, :, :cut], keys[:, :, cut:]))]
+    wanted, attention = whole(shots), FullAttention(parts)
+    torch.testing.assert_close(attention.layers(0, LAYERS), wanted, atol=1e-7, rtol=1e-6)
+    for layer in range(LAYERS):
+        torch.testing.assert_close(attention.layers(layer, 1)[0], wanted[layer], atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 40.0])
+def test_entropy_of_full_attention(scale: float) -> None:
+    """Of nearly even attention, and of heads that attend one position: against float64."""
+    shots, _, _ = case(9, [(0,), (0,), (0,)], 30)
+    shots = [replace(shot, q=shot.q * scale) for shot in shots]
+    attention = FullAttention(shots)
+    for layer in range(LAYERS):
+        weights, entropy = attention.layer(layer)
+        for t, shot in enumerate(shots):
+            for head in range(Q_HEADS):
+                p = softmax(shot, layer, head)
+                at = head // GROUP, t, head % GROUP
+                np.testing.assert_allclose(weights[at][: len(p)], p, atol=1e-5)
+                nats = -np.sum(p * np.log(np.maximum(p, np.finfo(float).tiny)))
+                np.testing.assert_allclose(entropy[at], nats, atol=2e-5)

@@ -1,0 +1,58 @@
+"""Sums of rows by span or by another coding of the columns, and the largest numbers of long rows. Shapes as in
+``snapshot.py``; n positions, t of the T steps are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+
+PIECE = 64
+"""numbers of a row of which only the largest is looked at first"""
+
+
+def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
+    """Masses by position [t, l, H_kv, G, n] added over spans [t, l, Hq, S]. owners: of each step the span of each
+    position, int64 [>= n]; steps with the same table share one sum."""
+    span_sums = []
+    for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
+        steps = list(run)
+        same_table = rows[steps[0] : steps[-1] + 1]
+        span_sums.append(sum_by(same_table, owners[steps[0]][: rows.shape[-1]], spans))
+    return torch.cat(span_sums).flatten(2, 3)
+
+
+def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
+    """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]."""
+    return sum_runs(rows, (code,), (codes,))[0]
+
+
+def sum_runs(rows: torch.Tensor, codings: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Add rows [..., n] up over the columns with an equal code, for each coding int64 [n] with codes below its size ->
+    [..., size] each. On a CPU columns in a row that are equal in every coding are added first, without a copy."""
+    outs = tuple(rows.new_zeros(*rows.shape[:-1], size) for size in sizes)
+    if not rows.is_cuda:
+        changes = np.any([np.diff(code.numpy(), prepend=-1) for code in codings], 0)
+        starts = np.flatnonzero(changes)
+        rows = torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1))
+        codings = [code[starts] for code in codings]
+    for out, code in zip(outs, codings, strict=True):
+        out.index_add_(-1, code, rows)
+    return outs
+
+
+def find_largest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `count` largest of each row [..., n], in order, and their places. They lie in as many of the pieces
+    that the row is cut into, those with the largest maxima; so few numbers are sorted."""
+    n, pieces = rows.shape[-1], rows.shape[-1] // PIECE
+    if pieces <= count:
+        found = rows.topk(count, -1)
+        return found.values, found.indices
+    whole, rest = rows[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE)), rows[..., pieces * PIECE :]
+    best = whole.amax(-1).topk(count, -1).indices
+    places = (best[..., None] * PIECE + torch.arange(PIECE, device=rows.device)).flatten(-2)
+    last = torch.arange(pieces * PIECE, n, device=rows.device).expand(*rows.shape[:-1], -1)
+    found = torch.cat((rows.gather(-1, places), rest), -1).topk(count, -1)
+    return found.values, torch.cat((places, last), -1).gather(-1, found.indices)
