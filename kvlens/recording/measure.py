@@ -18,7 +18,7 @@ from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.fullattention import FullAttention
 from kvlens.recording.layerparts import layer_parts
 from kvlens.recording.oracle import OracleTables, coverage
-from kvlens.recording.rowsums import sum_runs
+from kvlens.recording.rowsums import Coding, find_largest
 from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
@@ -64,10 +64,10 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
         zooms = [zoom_columns(step, *first_shot.q.shape[:2]) for step in decided]
         missed = [columns | step for columns, step in zip(missed, zooms, strict=True)]
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
-    top = mass.topk(min(top_k, first_shot.spans), -1)
-    top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
-    tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
-    top_mass, tail_mass, scores = top.values.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
+    most, ids = find_largest(mass, min(top_k, first_shot.spans))
+    top_span = torch.where(most > 0, ids, -1).numpy(force=True).astype(np.int32)
+    tail = (mass.sum(-1) - most.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
+    top_mass, tail_mass, scores = most.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
             {name: column[t] for name, column in head.items()} | missed[t],
@@ -138,13 +138,13 @@ def masses_of_all(shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
     layers would be the largest tables of a long run's step. The columns are made before the first layer: a column that
     is made between two layers takes a piece of the room that the next weights need, and the process grows."""
     table, attention = shots[-1].groups[0], FullAttention(shots)
-    role, span, size = table.role[0, 0].long(), table.span[0, 0].long(), (len(shots), *table.weights.shape[:3])
-    by_role, by_span = (table.weights.new_empty(*size, codes) for codes in (FREE + 1, shots[0].spans))
+    size, codes = (len(shots), *table.weights.shape[:3]), (table.role[0, 0].long(), table.span[0, 0].long())
+    coding = Coding(codes, (FREE + 1, shots[0].spans))
+    by_role, by_span = (table.weights.new_empty(*size, number) for number in (FREE + 1, shots[0].spans))
     entropy = table.weights.new_empty(size)
     for layer in range(size[1]):
         weights, nats = attention.layer(layer)
-        sums = sum_runs(weights.transpose(0, 1), (role, span), (FREE + 1, shots[0].spans))
-        by_role[:, layer], by_span[:, layer] = sums
+        by_role[:, layer], by_span[:, layer] = coding.sums(weights.transpose(0, 1))
         entropy[:, layer] = nats.transpose(0, 1)
     by_role, by_span, entropy = (column.flatten(2, 3) for column in (by_role, by_span, entropy))
     counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=entropy.device)

@@ -101,19 +101,19 @@ class OracleTables:
             by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
         lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
         most = torch.stack([masses.spans for masses in by_query]).amax(0)
-        top = most.topk(min(self._top_k, most.shape[-1]), -1)
+        values, top = find_largest(most, min(self._top_k, most.shape[-1]))
         forms = shots[0].forms
         sinks = [bool(forms) and forms[start + layer].sinks is not None for layer in layers]
         errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0)
         tables: dict[str, tuple[torch.Tensor, float]] = {
-            "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
-            "mass": (read_mass.gather(-1, top.indices), 0.0),
+            "span": (torch.where(values > 0, top, -1).int(), -1),
+            "mass": (read_mass.gather(-1, top), 0.0),
         }
         totals: dict[str, tuple[torch.Tensor, float]] = {}
         named = min(LOST_TOKENS, n)
         for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
-            tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
-            tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices, named).items()}
+            tables |= {name: (masses.spans.gather(-1, top), 0.0), tail: (masses.tail(top), math.nan)}
+            tables |= {f"{prefix}{key}": table for key, table in masses.tables(top, named).items()}
             totals[f"{prefix}regret"] = masses.regret(read_mass, lacking), math.nan
             totals[f"{prefix}unread"] = masses.unread.sum(-1), math.nan
         self._parts.append(_Part(tables, totals, errors))

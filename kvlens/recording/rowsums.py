@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-PIECE = 64
+PIECE = 32
 """numbers of a row of which only the largest is looked at first"""
 
 
@@ -26,21 +26,29 @@ def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> t
 
 def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
     """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]."""
-    return sum_runs(rows, (code,), (codes,))[0]
+    return Coding((code,), (codes,)).sums(rows)[0]
 
 
-def sum_runs(rows: torch.Tensor, codings: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Add rows [..., n] up over the columns with an equal code, for each coding int64 [n] with codes below its size ->
-    [..., size] each. On a CPU columns in a row that are equal in every coding are added first, without a copy."""
-    outs = tuple(rows.new_zeros(*rows.shape[:-1], size) for size in sizes)
-    if not rows.is_cuda:
-        changes = np.any([np.diff(code.numpy(), prepend=-1) for code in codings], 0)
-        starts = np.flatnonzero(changes)
-        rows = torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1))
-        codings = [code[starts] for code in codings]
-    for out, code in zip(outs, codings, strict=True):
-        out.index_add_(-1, code, rows)
-    return outs
+class Coding:
+    """Adds up columns of rows by several codings at once. On a CPU columns in a row that are equal in every coding are
+    added first, without a copy."""
+
+    def __init__(self, codes: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+        """codes: int64 [n] each, below its size."""
+        self._codes, self._sizes, self._starts = codes, sizes, None
+        if not codes[0].is_cuda:
+            changes = np.any([np.diff(code.numpy(), prepend=-1) for code in codes], 0)
+            self._starts = np.flatnonzero(changes)
+            self._codes = [code[self._starts] for code in codes]
+
+    def sums(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the sums of rows [..., n] by each coding [..., size]."""
+        if self._starts is not None:
+            rows = torch.from_numpy(np.add.reduceat(rows.numpy(), self._starts, axis=-1))
+        outs = tuple(rows.new_zeros(*rows.shape[:-1], size) for size in self._sizes)
+        for out, code in zip(outs, self._codes, strict=True):
+            out.index_add_(-1, code, rows)
+        return outs
 
 
 def find_largest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

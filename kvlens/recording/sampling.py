@@ -18,7 +18,7 @@ TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
 TOGETHER_NUMBERS = 8_000_000
 """weights of full attention beyond which a step is large: such steps do not wait in a row"""
-HELD_NUMBERS, HELD_SHARE, LAYER_NUMBERS = 16_000_000, 16, 4_000_000
+HELD_NUMBERS, HELD_SHARE, LAYER_NUMBERS = 16_000_000, 16, 8_000_000
 """numbers that steps which are measured together may hold until then, or that part of the numbers of full KV, and
 weights of one layer in work at a time: long contexts are measured fewer steps at a time"""
 MOST_LOST = 32

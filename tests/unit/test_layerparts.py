@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import layerparts, recorder
 from kvlens.recording.keyparts import KeyParts, layer_keys
 from kvlens.recording.measure import measure
-from kvlens.recording.snapshot import Measured, Snapshot
+from kvlens.recording.sampling import steps_together
+from kvlens.recording.snapshot import Measured, Snapshot, split_alike
+from kvlens.shape import KVShape
 
 
 @pytest.mark.parametrize("name", ["snapkv", "quest"])
@@ -82,3 +85,59 @@ def test_coverage_takes_the_prompts_keys_without_a_copy(tiny: Any, monkeypatch: 
     assert isinstance(whole, torch.Tensor)
     first = torch.cat(layer_keys(shadows[0], 0), 1)  # type: ignore[arg-type]
     assert torch.equal(first, whole[0])
+
+
+@pytest.mark.parametrize(("name", "products"), [("full", 1), ("snapkv", 2)])
+def test_steps_that_are_measured_together_share_the_products_of_a_layer(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, name: str, products: int
+) -> None:
+    """One with the prompt's keys, and one with those of decoded tokens where these lie apart; keys are not joined."""
+    method, prompt = method_of(name), random_prompt(300, seed=3)
+    options = Options(max_new=8, ignore_eos=True, coverage=True, oracle="every=2")
+    params = method.Parameters(tokens=100) if name == "snapkv" else method.Parameters()
+    batches = measured_batches(monkeypatch)
+    Engine(tiny).run(prompt, method, params, None, options, ListSink())
+    first, steps = batches
+    assert len(first) == 1, "the first step has no query before it"
+    assert [bool(shot.sampled) for shot in steps] == [False, True, False, True, False, True, False]
+    calls: list[int] = []
+    joined: list[torch.Size] = []
+    multiply, join, keys = torch.baddbmm, torch.cat, steps[-1].shadow.shape  # type: ignore[union-attr]
+
+    def counted(*tensors: Any, **options: Any) -> torch.Tensor:
+        calls.append(1)
+        return multiply(*tensors, **options)
+
+    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
+        joined.append((found := join(*arguments, **options)).shape)
+        return found
+
+    monkeypatch.setattr(torch, "baddbmm", counted)
+    monkeypatch.setattr(torch, "cat", watched)
+    with torch.inference_mode():
+        measure(steps, 16, 32)
+    assert len(calls) == products * len(steps[0].q)
+    assert keys[1:] not in [shape[-3:] for shape in joined]
+
+
+def test_steps_of_another_form_are_measured_apart() -> None:
+    """A step that is not sampled joins the steps before it; one whose full-KV attention is missing does not."""
+    shot = Snapshot([], torch.zeros(1, 1, 1), None, None, [None], {}, {}, torch.zeros(1, 1, 1, 1), scaling=1.0, spans=1)
+    sampled, with_full_kv = replace(shot, sampled=(0,)), replace(shot, sampled=(0,), reference=torch.zeros(1, 1, 1, 1))
+    other = replace(shot, shadow=None)
+    steps = [shot, sampled, shot, sampled, with_full_kv, shot, with_full_kv, other, other]
+    assert list(split_alike(steps)) == [range(4), range(4, 7), range(7, 9)]
+    assert list(split_alike([])) == []
+
+
+def test_long_contexts_are_measured_fewer_steps_at_a_time() -> None:
+    wide = KVShape(layers=32, q_heads=32, kv_heads=8, head_dim=64, itemsize=4)
+
+    def together(tokens: int, slots: int, every: int | None = None) -> int:
+        return steps_together(wide, tokens, slots, tokens // 16, every)
+
+    assert [together(tokens, 0) for tokens in (1_024, 8_192, 32_768, 131_072)] == [8, 8, 7, 1]
+    assert [together(tokens, tokens // 5) for tokens in (1_024, 8_192, 32_768)] == [8, 7, 7]
+    assert [together(tokens, tokens) for tokens in (1_024, 8_192, 32_768)] == [8, 1, 1]
+    assert together(8_192, 0, 2) < together(8_192, 0, None)
+    assert steps_together(wide, 1, 0, 0, None) == 8
