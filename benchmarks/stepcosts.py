@@ -36,7 +36,7 @@ from kvlens.text.prompts import Prompt, tokenize
 
 HEADS = "heads"
 SIZES = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
-QUERIES, SEED = 128, 8_500_000
+QUERIES, SEED, FIRST = 128, 8_500_000, 8
 TASK, BUDGET = "niah_single", "20%"
 
 
@@ -79,28 +79,37 @@ class Costs:
         """Return a prompt of about so many tokens, read."""
         tokenizer = self.loaded.tokenizer
         task_prompt = tasks.ask(tasks.get(TASK), tokens, 0.5, SEED, encoding_of(tokenizer))
-        prompt = tokenize(tasks.prompt_of(task_prompt), tokenizer, self.loaded.max_positions, self.steps)
+        prompt = tokenize(tasks.prompt_of(task_prompt), tokenizer, self.loaded.max_positions, FIRST + self.steps)
         if self.drawn:
             return prompt, draw(self.loaded, prompt)
         return prompt, self.engine.read(prompt, queries=QUERIES, received=True)
 
     def run(self, arm: Arm, prompt: Prompt, read: ReadPrompt) -> dict[str, tuple[float, float]]:
-        """Return (CPU, wall) seconds of placing, of a step, and, of a recorded arm, of ending the trace. Raises
+        """Return (CPU, wall) seconds of placing, of a step, and of what the first steps have beside them: the prompt's
+        rows are still being written then. A step is the difference of two runs, of which one has FIRST steps. Raises
         BudgetInfeasible or ValueError."""
+        short, long = (self._run(arm, prompt, read, steps) for steps in (FIRST, FIRST + self.steps))
+        step = tuple((b - a) / self.steps for a, b in zip(short["decode"], long["decode"], strict=True))
+        beside = tuple(max(0.0, a - FIRST * each) for a, each in zip(short["decode"], step, strict=True))
+        place = min(short["place"], long["place"])
+        return {"place": place, "step": (step[0], step[1]), "beside": (beside[0], beside[1])}
+
+    def _run(self, arm: Arm, prompt: Prompt, read: ReadPrompt, steps: int) -> dict[str, tuple[float, float]]:
+        """Return (CPU, wall) seconds of placing and of decoding so many steps."""
         method = methods.get(arm.method)
         row = header(Trial(TASK, len(prompt.ids), 0.5, SEED, 0, arm.method, BUDGET), self.loaded.name)
         limited = arm.method != methods.REFERENCE and row["rule"] == "resident bytes"
         limit = Budget.parse(BUDGET) if limited else None
         coverage = arm.recorded == "coverage"
-        options = Options(max_new=self.steps, ignore_eos=True, coverage=coverage)
+        options = Options(max_new=steps, ignore_eos=True, coverage=coverage)
         if not coverage:
-            options = Options(max_new=self.steps, ignore_eos=True, coverage=False, oracle="off")
+            options = Options(max_new=steps, ignore_eos=True, coverage=False, oracle="off")
         params = methods.make_parameters(method, None, {})
         if arm.method != methods.REFERENCE:
             params = chosen(self.engine, prompt, method, row, limit, options).params
         clock = Clock()
         if not arm.recorded:
-            result = self.engine.run(prompt, method, params, limit, options, None, clock, read=read)
+            self.engine.run(prompt, method, params, limit, options, None, clock, read=read)
             seconds = clock.seconds()
         else:
             shape = self.loaded.shape
@@ -110,8 +119,7 @@ class Costs:
                 result = self.engine.run(prompt, method, params, limit, options, writer, clock, read=read)
                 seconds = clock.seconds()
                 writer.finish("completed", None, result.checks, {})
-        cpu, wall = seconds.pop("decode")
-        return seconds | {"step": (cpu / len(result.ids), wall / len(result.ids))}
+        return seconds
 
 
 def random_model() -> LoadedModel:
@@ -147,8 +155,9 @@ def draw(loaded: LoadedModel, prompt: Prompt) -> ReadPrompt:
 
 
 def measure(model: str, lengths: Sequence[int], arms: Sequence[Arm], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return a row per length and arm: seconds of placing and of a step (CPU and wall, medians of the rounds) and, as
-    `ratio`, a step's CPU and wall against full KV's, and a recorded arm's against the same method's."""
+    """Return a row per length and arm: seconds of placing, of a step and of what the first steps have beside them (CPU
+    and wall, medians of the rounds) and, as `ratio`, a step's CPU and wall against full KV's, and a recorded arm's
+    against the same method's."""
     torch.set_num_threads(1)
     costs, rows = Costs(model, steps), []
     for tokens in lengths:
@@ -181,7 +190,7 @@ def row_of(
     row |= {"recorded": arm.recorded, "rounds": len(seconds_of[arm])}
     base = Arm(arm.method) if arm.recorded else Arm(methods.REFERENCE)
     for place, clock in enumerate(("cpu", "wall")):
-        for part in ("place", "step"):
+        for part in ("place", "step", "beside"):
             row[f"{part}_{clock}_s"] = round(median(each[part][place] for each in seconds_of[arm]), 5)
         ratios = [
             a["step"][place] / b["step"][place] for a, b in zip(seconds_of[arm], seconds_of.get(base, ()), strict=False)
@@ -199,7 +208,7 @@ def exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         ran = [row for row in rows if (row["model"], row["arm"]) == (model, arm) and "refused" not in row]
         if len(ran) < 2:
             continue
-        figures = {"from": ran[0]["tokens"], "to": ran[-1]["tokens"]}
+        figures = {"from": min(row["tokens"] for row in ran), "to": max(row["tokens"] for row in ran)}
         x = [math.log(row["tokens"]) for row in ran]
         for part in ("place", "step"):
             y = [math.log(max(row[f"{part}_cpu_s"], 1e-6)) for row in ran]

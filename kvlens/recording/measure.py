@@ -18,7 +18,7 @@ from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.fullattention import FullAttention
 from kvlens.recording.layerparts import layer_parts
 from kvlens.recording.oracle import OracleTables, coverage
-from kvlens.recording.rowsums import Coding, find_largest
+from kvlens.recording.rowsums import Coding
 from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
@@ -64,10 +64,10 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
         zooms = [zoom_columns(step, *first_shot.q.shape[:2]) for step in decided]
         missed = [columns | step for columns, step in zip(missed, zooms, strict=True)]
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
-    most, ids = find_largest(mass, min(top_k, first_shot.spans))
-    top_span = torch.where(most > 0, ids, -1).numpy(force=True).astype(np.int32)
-    tail = (mass.sum(-1) - most.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
-    top_mass, tail_mass, scores = most.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
+    top = mass.topk(min(top_k, first_shot.spans), -1)
+    top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
+    tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
+    top_mass, tail_mass, scores = top.values.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
             {name: column[t] for name, column in head.items()} | missed[t],

@@ -101,7 +101,7 @@ class OracleTables:
             by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
         lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
         most = torch.stack([masses.spans for masses in by_query]).amax(0)
-        values, top = find_largest(most, min(self._top_k, most.shape[-1]))
+        values, top = most.topk(min(self._top_k, most.shape[-1]), -1)
         forms = shots[0].forms
         sinks = [bool(forms) and forms[start + layer].sinks is not None for layer in layers]
         errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0)

@@ -9,8 +9,10 @@ from itertools import groupby
 import numpy as np
 import torch
 
-PIECE = 32
+PIECE = 64
 """numbers of a row of which only the largest is looked at first"""
+PIECES_EACH = 8
+"""pieces for each number that is looked for; shorter rows are sorted at once"""
 
 
 def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
@@ -52,15 +54,16 @@ class Coding:
 
 
 def find_largest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` largest of each row [..., n], in order, and their places. They lie in as many of the pieces
-    that the row is cut into, those with the largest maxima; so few numbers are sorted."""
-    n, pieces = rows.shape[-1], rows.shape[-1] // PIECE
-    if pieces <= count:
+    """Return the `count` largest of each row [..., n], in order, and their places. Of a long row they are looked for in
+    as many of the pieces that it is cut into, those with the largest maxima, and in what is left behind them."""
+    pieces = rows.shape[-1] // PIECE
+    if pieces <= PIECES_EACH * count:
         found = rows.topk(count, -1)
         return found.values, found.indices
-    whole, rest = rows[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE)), rows[..., pieces * PIECE :]
-    best = whole.amax(-1).topk(count, -1).indices
-    places = (best[..., None] * PIECE + torch.arange(PIECE, device=rows.device)).flatten(-2)
-    last = torch.arange(pieces * PIECE, n, device=rows.device).expand(*rows.shape[:-1], -1)
-    found = torch.cat((rows.gather(-1, places), rest), -1).topk(count, -1)
-    return found.values, torch.cat((places, last), -1).gather(-1, found.indices)
+    cut, start, first_rest = rows[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE)), count * PIECE, pieces * PIECE
+    best = cut.amax(-1).topk(count, -1).indices
+    candidates = cut.gather(-2, best[..., None].expand(*best.shape, PIECE)).flatten(-2)
+    found = torch.cat((candidates, rows[..., first_rest:]), -1).topk(count, -1)
+    at = found.indices
+    in_pieces = best.gather(-1, (at // PIECE).clamp(max=count - 1)) * PIECE + at % PIECE
+    return found.values, torch.where(at < start, in_pieces, first_rest + at - start)

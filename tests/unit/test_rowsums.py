@@ -14,7 +14,7 @@ from kvlens.recording.rowsums import PIECE, Coding, find_largest, sum_by
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31), n=st.integers(1, 12 * PIECE), count=st.integers(1, 20), decimals=st.integers(1, 6))
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 40 * PIECE), count=st.integers(1, 6), decimals=st.integers(1, 6))
 def test_the_largest_are_those_of_sorting(seed: int, n: int, count: int, decimals: int) -> None:
     """With ties among them too; each place is named once."""
     generator = torch.Generator().manual_seed(seed)
@@ -37,6 +37,9 @@ def test_only_what_can_be_among_the_largest_is_sorted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.Tensor, "topk", watched)
     find_largest(torch.rand(2, 100 * PIECE + 5), 8)
     assert sorted_numbers == [100, 8 * PIECE + 5]
+    sorted_numbers.clear()
+    find_largest(torch.rand(2, 60 * PIECE), 8)
+    assert sorted_numbers == [60 * PIECE], "a short row"
 
 
 @settings(max_examples=40, deadline=None)
