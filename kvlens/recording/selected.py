@@ -69,12 +69,14 @@ def kth_by_partition(values: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tenso
     room = np.empty((*places.shape[-2:], n), least.dtype)
     for row in np.ndindex(places.shape[:-2]):  # of a layer's step: with few different k, and in a processor's cache
         place = places[row]
+        start, last = int(place.min()), int(place.max())
         np.copyto(room, values[row].numpy())
-        room.partition(np.unique(place), axis=-1)
-        least[row] = np.take_along_axis(room, place[..., None], -1)
-        start = int(place.min())
-        among = np.arange(start, n) >= place[..., None]
-        ties[row] = ((room[..., start:] == least[row]) & among).sum(-1)
+        room.partition(start if start == last else np.unique(place), axis=-1)
+        least[row] = room[..., start : start + 1] if start == last else np.take_along_axis(room, place[..., None], -1)
+        equal = room[..., start:] == least[row]
+        if start < last:
+            equal &= np.arange(start, n) >= place[..., None]
+        ties[row] = equal.sum(-1)
     return torch.from_numpy(least), torch.from_numpy(ties)
 
 
