@@ -109,11 +109,11 @@ def _masses_by_parts(
 def _with_full_attention(shots: list[Snapshot]) -> Iterator[tuple[Attended, torch.Tensor | None]]:
     """Yield the attention of some layers after the other beside full attention [l, H_kv, T, G, n], which lasts until
     the next is asked for; None: keys are not kept."""
-    attention, first = None if shots[0].shadow is None else FullAttention(shots), 0
+    attention, start = None if shots[0].shadow is None else FullAttention(shots), 0
     for group in layer_parts(shots):
         count = len(group.role) // len(shots)
-        yield group, None if attention is None else attention.layers(first, count)
-        first += count
+        yield group, None if attention is None else attention.layers(start, count)
+        start += count
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:

@@ -58,12 +58,12 @@ def find_largest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     as many of the pieces that it is cut into, those with the largest maxima, and in what is left behind them."""
     pieces = rows.shape[-1] // PIECE
     if pieces <= PIECES_EACH * count:
-        found = rows.topk(count, -1)
-        return found.values, found.indices
+        largest = rows.topk(count, -1)
+        return largest.values, largest.indices
     cut, start, first_rest = rows[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE)), count * PIECE, pieces * PIECE
     best = cut.amax(-1).topk(count, -1).indices
     candidates = cut.gather(-2, best[..., None].expand(*best.shape, PIECE)).flatten(-2)
-    found = torch.cat((candidates, rows[..., first_rest:]), -1).topk(count, -1)
-    at = found.indices
-    in_pieces = best.gather(-1, (at // PIECE).clamp(max=count - 1)) * PIECE + at % PIECE
-    return found.values, torch.where(at < start, in_pieces, first_rest + at - start)
+    largest = torch.cat((candidates, rows[..., first_rest:]), -1).topk(count, -1)
+    indices = largest.indices
+    in_pieces = best.gather(-1, (indices // PIECE).clamp(max=count - 1)) * PIECE + indices % PIECE
+    return largest.values, torch.where(indices < start, in_pieces, first_rest + indices - start)

@@ -22,15 +22,15 @@ def selection_recall(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Te
     mass at the k-th place those attended count first. full: [L, H_kv, T, G, n], 0 on positions a step had not written;
     groups: of T steps each.
     """
-    steps, first, found = full.shape[2], 0, []
+    steps, start, shares = full.shape[2], 0, []
     for group in groups:
         attended, position = _attended(group, full.shape[-1])
         layers = len(attended) // steps
-        mass = full[first : first + layers].movedim(2, 0)
+        mass = full[start : start + layers].movedim(2, 0)
         tables = (table.unflatten(0, (steps, -1)) for table in (attended, position))
-        found.append(_hits(mass, *tables).flatten(2, 3))
-        first += layers
-    return torch.cat(found, 1)
+        shares.append(_hits(mass, *tables).flatten(2, 3))
+        start += layers
+    return torch.cat(shares, 1)
 
 
 def _attended(group: Attended, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,24 +88,24 @@ def kth_by_sorting(values: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor,
     return least, ((best == least) & among).sum(-1, dtype=torch.int32)
 
 
-def read_positions(groups: Sequence[Attended], steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:
+def read_positions(groups: Sequence[Attended], steps: int, sampled: list[int], owners: torch.Tensor) -> torch.Tensor:
     """Return which positions each query head attended in some form, bool [t, L, H_kv, G, n].
 
-    groups: of `steps` steps each; at: the sampled steps; owners int64 [t, n]: the span of each position."""
-    return torch.cat([_read(group, steps, at, owners) for group in groups], 1)
+    groups: of `steps` steps each; sampled: steps; owners int64 [t, n]: the span of each position."""
+    return torch.cat([_read(group, steps, sampled, owners) for group in groups], 1)
 
 
-def _read(group: Attended, steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:
+def _read(group: Attended, steps: int, sampled: list[int], owners: torch.Tensor) -> torch.Tensor:
     """bool [t, l, H_kv, G, n]: the position was attended, exactly or rebuilt, or its span's summary was."""
     attended = (group.role != FREE)[:, :, None].expand_as(group.weights)
     if group.visible is not None:
         attended = attended & group.visible
     tables = (attended, group.role[:, :, None], group.position[:, :, None], group.span[:, :, None])
-    attended, role, position, span = (table.unflatten(0, (steps, -1))[at] for table in tables)
+    attended, role, position, span = (table.unflatten(0, (steps, -1))[sampled] for table in tables)
     summary = attended & (role == ROLE["coarse"])
     read = _marked(attended & ~summary & (position >= 0), position, owners.shape[-1])
     if group.summarised is not None:
-        read |= group.summarised.unflatten(0, (steps, -1))[at][..., : owners.shape[-1]]
+        read |= group.summarised.unflatten(0, (steps, -1))[sampled][..., : owners.shape[-1]]
     elif summary.any():
         named = _marked(summary, span, int(max(span.max(), owners.max())) + 1)
         read |= named.gather(-1, owners[:, None, None, None].expand(*named.shape[:-1], -1))
