@@ -50,8 +50,8 @@ class FullAttention:
         With m the largest score s, -ln p = m - s - ln max(p): an entropy takes a product, and no logarithm of each
         weight."""
         weights, scores = self.layers(layer, 1)[0], self._scores
-        scores[..., self._fewest :].masked_fill_(self._unwritten, 0.0)
         scores -= scores.amax(-1, keepdim=True)
+        scores[..., self._fewest :].masked_fill_(self._unwritten, 0.0)  # where -inf would meet a weight of 0
         below = weights.flatten(0, 2)[:, None] @ scores.flatten(0, 2)[..., None]
         return weights, -weights.amax(-1).log() - below.view(self._shape[:3])
 

@@ -90,7 +90,8 @@ class Recorder:
         self._batch: list[Settled] = []
         self._sketched = -SKETCHED_S
         """when the last sketch was asked for"""
-        self._is_large = windowed.shape.layers * windowed.shape.q_heads * (keys.shape[2] + max_new) > TOGETHER_NUMBERS
+        self._positions = keys.shape[2] + max_new
+        self._is_large = windowed.shape.layers * windowed.shape.q_heads * self._positions > TOGETHER_NUMBERS
         self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
@@ -198,10 +199,9 @@ class Recorder:
 
     def _together(self, shot: Snapshot) -> int:
         """Return how many steps are measured at a time, by the sizes of the run alone."""
-        positions = 1 if shot.shadow is None else shot.shadow.shape[2]
         slots = 0 if shot.keys is not None else max((p.zones.slots for p in self.memory.hot.pools), default=0)
         every = None if self._full_kv is None or self.oracle is None else self.oracle.every
-        return steps_together(self.windowed.shape, positions, slots, shot.spans, every)
+        return steps_together(self.windowed.shape, self._positions, slots, shot.spans, every)
 
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""

@@ -134,10 +134,11 @@ def table_numbers(weights: int) -> int:
 
 
 def steps_together(shape: KVShape, positions: int, slots: int, spans: int, every: int | None) -> int:
-    """Return how many steps are measured at a time. positions: of which keys are kept; slots: whose weights a step
-    holds, of the widest KV head; spans: a step gets sums by them; every: full KV's own attention is held of one step in
-    so many, None: of none."""
-    held = max(1, slots + spans + (0 if every is None else -(-positions // every)))
+    """Return how many steps are measured at a time. slots: whose weights a step holds, of the widest KV head; spans: a
+    step gets sums by them; every: full KV's own attention is held of one step in so many, and of lost steps besides,
+    None: of none. Where it is held, a method's own tables count as a quarter of the positions, whatever they are:
+    lanes of a race share full KV's passes, and for that they take equally many steps at a time."""
+    held = max(1, slots + spans) if every is None else -(-positions // 4) - (-positions // every)
     may_hold = max(HELD_NUMBERS, shape.layers * shape.kv_heads * positions * 2 * shape.head_dim // HELD_SHARE)
     of_layer = LAYER_NUMBERS // (shape.q_heads * max(positions, slots, spans))
     return max(1, min(TOGETHER, of_layer, may_hold // (shape.layers * shape.q_heads * held)))

@@ -139,5 +139,13 @@ def test_long_contexts_are_measured_fewer_steps_at_a_time() -> None:
     assert [together(tokens, 0) for tokens in (1_024, 8_192, 32_768, 131_072)] == [8, 8, 7, 1]
     assert [together(tokens, tokens // 5) for tokens in (1_024, 8_192, 32_768)] == [8, 7, 7]
     assert [together(tokens, tokens) for tokens in (1_024, 8_192, 32_768)] == [8, 1, 1]
-    assert together(8_192, 0, 2) < together(8_192, 0, None)
+    assert [together(tokens, 0, every) for tokens, every in ((1_024, 1), (8_192, 2), (32_768, 5))] == [8, 2, 4]
     assert steps_together(wide, 1, 0, 0, None) == 8
+
+
+@pytest.mark.parametrize("tokens", [1_024, 2_048, 8_192, 32_768])
+def test_lanes_of_a_race_take_equally_many_steps_at_a_time(tokens: int) -> None:
+    """They share full KV's passes, whose batches must be the same, whatever a method's slots and spans are."""
+    shape = KVShape(layers=32, q_heads=32, kv_heads=8, head_dim=64, itemsize=4)
+    sizes = [(0, tokens // 16), (tokens // 5, tokens // 16), (tokens, tokens // 32), (tokens // 2, 1)]
+    assert len({steps_together(shape, tokens, *each, every=2) for each in sizes}) == 1

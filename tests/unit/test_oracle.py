@@ -232,11 +232,15 @@ def test_keys_in_parts_give_the_attention_of_keys_in_one(decoded: int) -> None:
         torch.testing.assert_close(attention.layers(layer, 1)[0], wanted[layer], atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 40.0])
-def test_entropy_of_full_attention(scale: float) -> None:
-    """Of nearly even attention, and of heads that attend one position: against float64."""
+def test_entropy_of_full_attention(scale: float, below: bool) -> None:
+    """Of nearly even attention, and of heads that attend one position: against float64. Below: all scores are negative,
+    and positions that a step had not written must not count as larger."""
     shots, _, _ = case(9, [(0,), (0,), (0,)], 30)
     shots = [replace(shot, q=shot.q * scale) for shot in shots]
+    if below:
+        shots = [replace(shot, q=-shot.q.abs(), shadow=shot.shadow.abs() + 1) for shot in shots]  # type: ignore[union-attr]
     attention = FullAttention(shots)
     for layer in range(LAYERS):
         weights, entropy = attention.layer(layer)
