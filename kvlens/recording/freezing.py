@@ -12,8 +12,7 @@ from kvlens.kernels.attend import LayerForm, attention_shares, form_at
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.keyparts import WatchedKeys
-from kvlens.recording.layerparts import share_layers
+from kvlens.recording.layerparts import WatchedKeys, share_layers
 from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
 from kvlens.tiers.hot import Pool
 from kvlens.tiers.slots import ROLE, WINDOW

@@ -1,16 +1,20 @@
-"""The attention of several steps, some layers at a time. What measuring makes of it is never there for all layers at
-once."""
+"""A run in parts: the keys of all positions, the prompt's and the decoded tokens', side by side and never joined; the
+attention of several steps, some layers at a time, so that what measuring makes of it is never there for all layers at
+once; and which steps are measured together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.attend import LayerForm, attention_shares
-from kvlens.recording.snapshot import Attended, Snapshot
+from kvlens.memory.memory import Memory
+from kvlens.memory.windowed import WindowedLayers
+from kvlens.recording.snapshot import Attended, LayerKeys, Snapshot
 from kvlens.tiers.slots import FREE
 
 PART_NUMBERS = 1_000_000
@@ -91,3 +95,84 @@ def share_layers(
         sinks += [] if sink is None else [sink]
     assert weights is not None, "a part has layers"
     return weights, visible, torch.cat(sinks) if sinks else None
+
+
+def split_alike(shots: Sequence[Snapshot]) -> Iterator[range]:
+    """Yield runs of consecutive steps that can be measured together."""
+    start = 0
+    for step in range(1, len(shots) + 1):
+        if step == len(shots) or not _joins(shots[start:step], shots[step]):
+            yield range(start, step)
+            start = step
+
+
+def _joins(run: Sequence[Snapshot], shot: Snapshot) -> bool:
+    """Return whether a step can be measured with the steps of a run. A step that is not sampled joins any."""
+    sampled = [each.reference is None for each in (*run, shot) if each.sampled]
+    return _form(run[0]) == _form(shot) and len(set(sampled)) < 2
+
+
+def _form(shot: Snapshot) -> tuple[object, ...]:
+    """Return what steps that are measured together have in common."""
+    groups = tuple(
+        (group.weights.shape[0], group.visible is None, group.share is None, group.summarised is None)
+        for group in shot.groups
+    )
+    return (
+        groups,
+        shot.keys is None,
+        shot.previous_q is None,
+        shot.zooms is None,
+        shot.shadow is None,
+        shot.packed is None,
+        tuple(shot.head_columns),
+        tuple(shot.kv_columns),
+        tuple(ranked is None for ranked in shot.ranked),
+    )
+
+
+@dataclass(frozen=True)
+class KeyParts:
+    """Stands for keys [L, H_kv, n, D] without a copy of the prompt's."""
+
+    prompt: torch.Tensor
+    """[L, H_kv, N, D]"""
+    decoded: torch.Tensor
+    """[L, H_kv, n - N, D], of the tokens after the prompt"""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return [L, H_kv, n, D]."""
+        layers, kv_heads, tokens, head_dim = self.prompt.shape
+        return torch.Size((layers, kv_heads, tokens + self.decoded.shape[2], head_dim))
+
+
+def layer_keys(keys: LayerKeys, layer: int) -> tuple[torch.Tensor, ...]:
+    """Return the keys [H_kv, ., D] of a layer, in parts by position, without a copy. keys: a tensor or KeyParts."""
+    if isinstance(keys, KeyParts):
+        return keys.prompt[layer], keys.decoded[layer]
+    assert isinstance(keys, torch.Tensor)
+    return (keys[layer],)
+
+
+class WatchedKeys:
+    """The keys of a run, which grow by a token a step. It owns the decoded tokens' keys and copies no other."""
+
+    def __init__(self, memory: Memory, windowed: WindowedLayers, prompt: torch.Tensor | None, max_new: int) -> None:
+        """prompt: its keys [L, H_kv, N, D], which must not change; None: the slots keep all keys by position."""
+        self._memory, self._windowed = memory, windowed
+        self._keys: KeyParts | None = None
+        if prompt is not None:
+            self._keys = KeyParts(prompt, prompt.new_zeros(*prompt.shape[:2], max_new, prompt.shape[3]))
+
+    def until(self, position: int) -> torch.Tensor | KeyParts:
+        """Return the keys of all positions up to `position`, which is the newest and is read from the memory."""
+        hot = self._memory.hot
+        if self._keys is None:
+            return hot.pools[0].keys[:, :, : position + 1]
+        prompt, decoded = self._keys.prompt, self._keys.decoded
+        step = position - prompt.shape[2]
+        decoded[list(self._windowed.numbers), :, step] = hot.read_window(position, position + 1)[0][:, :, 0]
+        for layer, ring in self._windowed.rings.items():
+            decoded[layer, :, step] = ring[0, :, position % ring.shape[2]]
+        return KeyParts(prompt, decoded[:, :, : step + 1])

@@ -15,11 +15,9 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Scores
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.fullattention import FullAttention
+from kvlens.recording.fullattention import Coding, FullAttention, selection_recall
 from kvlens.recording.layerparts import layer_parts
 from kvlens.recording.oracle import OracleTables, coverage
-from kvlens.recording.rowsums import Coding
-from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, PackedReads, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
 from kvlens.tiers.slots import FREE, ROLE

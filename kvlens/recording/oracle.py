@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
-from kvlens.recording.rowsums import by_span, find_largest
-from kvlens.recording.selected import read_positions
+from kvlens.recording.fullattention import by_span, find_largest, read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
 from kvlens.tiers.slots import EXACT, WINDOW

@@ -27,11 +27,12 @@ from kvlens.recording.facts import (
     span_keys,
 )
 from kvlens.recording.freezing import Freezer
+from kvlens.recording.layerparts import split_alike
 from kvlens.recording.measure import measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import TOGETHER_NUMBERS, OracleSampling, steps_together
 from kvlens.recording.selfcheck import Tally, check_figures
-from kvlens.recording.snapshot import Snapshot, split_alike
+from kvlens.recording.snapshot import Snapshot
 from kvlens.records import PrefillRecord, TraceSink
 from kvlens.rows import EventRow, PromptToken
 
@@ -76,7 +77,6 @@ class Recorder:
         """spent by full KV so far"""
         forms = () if context is None else context.forms
         self.freezer, self._tally = Freezer(memory, windowed, not method.selects_between_steps, forms), tally
-        """observes the session's layers"""
         if coverage:  # a method of others may still write in its prompt
             self.freezer.watch_keys(keys if own_method(type(method)) else keys.clone(), max_new)
         self._lost_between = 0

@@ -5,8 +5,9 @@ Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
 from kvlens.kernels.attend import LayerForm
 from kvlens.memory.placement import Selection
-from kvlens.recording.keyparts import KeyParts
 from kvlens.tiers.slots import FREE
 
 
@@ -97,6 +97,13 @@ class LayerInputs:
     and which spans were hot"""
 
 
+class LayerKeys(Protocol):
+    """Keys [L, H_kv, n, D], as one tensor or in parts."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+
 @dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
@@ -113,7 +120,7 @@ class Snapshot:
     """columns the method itself knows, [L, Hq], NaN where it does not"""
     kv_columns: dict[str, torch.Tensor]
     """[L, H_kv]"""
-    shadow: torch.Tensor | KeyParts | None
+    shadow: LayerKeys | None
     """keys of all positions so far [L, H_kv, n, D]"""
     scaling: float
     spans: int
@@ -188,37 +195,3 @@ def join(parts: list[Attended]) -> Attended:
 
 def _visible(part: Attended) -> torch.Tensor:
     return torch.ones_like(part.weights, dtype=torch.bool) if part.visible is None else part.visible
-
-
-def split_alike(shots: Sequence[Snapshot]) -> Iterator[range]:
-    """Yield runs of consecutive steps that can be measured together."""
-    start = 0
-    for step in range(1, len(shots) + 1):
-        if step == len(shots) or not _joins(shots[start:step], shots[step]):
-            yield range(start, step)
-            start = step
-
-
-def _joins(run: Sequence[Snapshot], shot: Snapshot) -> bool:
-    """Return whether a step can be measured with the steps of a run. A step that is not sampled joins any."""
-    sampled = [each.reference is None for each in (*run, shot) if each.sampled]
-    return _form(run[0]) == _form(shot) and len(set(sampled)) < 2
-
-
-def _form(shot: Snapshot) -> tuple[object, ...]:
-    """Return what steps that are measured together have in common."""
-    groups = tuple(
-        (group.weights.shape[0], group.visible is None, group.share is None, group.summarised is None)
-        for group in shot.groups
-    )
-    return (
-        groups,
-        shot.keys is None,
-        shot.previous_q is None,
-        shot.zooms is None,
-        shot.shadow is None,
-        shot.packed is None,
-        tuple(shot.head_columns),
-        tuple(shot.kv_columns),
-        tuple(ranked is None for ranked in shot.ranked),
-    )

@@ -14,10 +14,10 @@ from test_memoryneed import largest_allocation
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import layerparts, recorder
-from kvlens.recording.keyparts import KeyParts, layer_keys
+from kvlens.recording.layerparts import KeyParts, layer_keys, split_alike
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import steps_together
-from kvlens.recording.snapshot import Measured, Snapshot, split_alike
+from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.shape import KVShape
 
 

@@ -18,10 +18,9 @@ from kvlens.engine.holdings import SMALL, Mark
 from kvlens.methods.fitting import Sizes
 from kvlens.recording import recorder, sampling
 from kvlens.recording.facts import span_keys
-from kvlens.recording.fullattention import FullAttention
+from kvlens.recording.fullattention import FullAttention, sum_by
 from kvlens.recording.measure import masses_of_all
 from kvlens.recording.recorder import IN_FLIGHT
-from kvlens.recording.rowsums import sum_by
 from kvlens.rows import SpanRow
 from kvlens.runs import memory
 from kvlens.runs.memory import (

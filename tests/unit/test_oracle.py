@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kvlens.instruments import Oracle
 from kvlens.recording.fullattention import FullAttention
-from kvlens.recording.keyparts import KeyParts
-from kvlens.recording.layerparts import take_layers
+from kvlens.recording.layerparts import KeyParts, take_layers
 from kvlens.recording.oracle import OracleTables, Owners, coverage
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow

@@ -13,7 +13,7 @@ from kvlens.holds import Hold
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_bias
 from kvlens.recording.decisions import decisions_at
-from kvlens.recording.selected import read_positions
+from kvlens.recording.fullattention import read_positions
 from kvlens.recording.snapshot import Attended, DecidedStep
 from kvlens.tiers.slots import ROLE
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.recording.rowsums import PIECE, Coding, find_largest, sum_by
+from kvlens.recording.fullattention import PIECE, Coding, find_largest, sum_by
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.recording.selected import kth_by_partition, kth_by_sorting, selection_recall
+from kvlens.recording.fullattention import kth_by_partition, kth_by_sorting, selection_recall
 from kvlens.recording.snapshot import Attended
 from kvlens.tiers.slots import FREE, ROLE
 
