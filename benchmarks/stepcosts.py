@@ -37,6 +37,7 @@ from kvlens.text.prompts import Prompt, tokenize
 HEADS = "heads"
 SIZES = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
 QUERIES, SEED, FIRST = 128, 8_500_000, 8
+"""queries that are drawn; seed of the prompt; steps of the run that is taken off"""
 TASK, BUDGET = "niah_single", "20%"
 
 
@@ -85,9 +86,9 @@ class Costs:
         return prompt, self.engine.read(prompt, queries=QUERIES, received=True)
 
     def run(self, arm: Arm, prompt: Prompt, read: ReadPrompt) -> dict[str, tuple[float, float]]:
-        """Return (CPU, wall) seconds of placing, of a step, and of what the first steps have beside them: the prompt's
-        rows are still being written then. A step is the difference of two runs, of which one has FIRST steps. Raises
-        BudgetInfeasible or ValueError."""
+        """Return (CPU, wall) seconds of placing and of a step, and as `beside` what FIRST steps take more than so many
+        steps: a recorded run writes the rows of its prompt beside them. A step's seconds are those of a run of FIRST +
+        steps less those of a run of FIRST, by step. Raises BudgetInfeasible or ValueError."""
         short, long = (self._run(arm, prompt, read, steps) for steps in (FIRST, FIRST + self.steps))
         step = tuple((b - a) / self.steps for a, b in zip(short["decode"], long["decode"], strict=True))
         beside = tuple(max(0.0, a - FIRST * each) for a, each in zip(short["decode"], step, strict=True))
@@ -155,9 +156,9 @@ def draw(loaded: LoadedModel, prompt: Prompt) -> ReadPrompt:
 
 
 def measure(model: str, lengths: Sequence[int], arms: Sequence[Arm], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return a row per length and arm: seconds of placing, of a step and of what the first steps have beside them (CPU
-    and wall, medians of the rounds) and, as `ratio`, a step's CPU and wall against full KV's, and a recorded arm's
-    against the same method's."""
+    """Return a row per length and arm: seconds of placing, of a step and `beside` the first steps (CPU and wall,
+    medians of the rounds) and, as `ratio`, a step's CPU and wall against full KV's, and a recorded arm's against the
+    same method's."""
     torch.set_num_threads(1)
     costs, rows = Costs(model, steps), []
     for tokens in lengths:

@@ -20,15 +20,15 @@ from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.tiers.slots import FREE, ROLE
 
 PIECE = 64
-"""numbers of a row of which only the largest is looked at first"""
+"""numbers of a piece, into which `find_largest` cuts a long row"""
 PIECES_EACH = 8
-"""pieces for each number that is looked for; shorter rows are sorted at once"""
+"""pieces of a row for each number that is asked for, from which on the row is cut"""
 
 
 class FullAttention:
-    """Full attention of T steps that are measured together. A layer's keys are read once for all of them, in parts as
-    they lie; 16-bit keys are never all there in float32. What is returned lies in room that the next call fills anew:
-    new room for each layer costs more than its product."""
+    """Computes full attention of T steps that are measured together. A layer's keys are read once for all steps, in
+    parts as they lie. Keys of 16 bits are widened layer by layer. Each call overwrites the tensors that the call before
+    it returned, since new memory for each layer costs more time than its product."""
 
     def __init__(self, shots: Sequence[Snapshot]) -> None:
         """shots: consecutive steps, with the keys of all positions."""
@@ -42,8 +42,7 @@ class FullAttention:
         """[L, H_kv, T * G, D]"""
         self._written = torch.tensor([each.shape[2] for each in keys if each is not None], device=q.device)
         self._fewest = min(each.shape[2] for each in keys if each is not None)
-        unwritten = torch.arange(self._fewest, self._n, device=q.device) >= self._written[:, None, None]
-        self._unwritten = unwritten
+        self._unwritten = torch.arange(self._fewest, self._n, device=q.device) >= self._written[:, None, None]
         """bool [T, 1, n - fewest]: positions that a step had not written"""
         self._scores = self._rows.new_empty(self._shape)
         self._weights = self._scores.new_empty(0)
@@ -59,13 +58,13 @@ class FullAttention:
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return full attention of a plain layer [H_kv, T, G, n], and its entropy in nats [H_kv, T, G].
 
-        With m the largest score s, -ln p = m - s - ln max(p): an entropy takes a product, and no logarithm of each
-        weight."""
+        A weight p has -ln p = m - s - ln max(p), s its score and m the largest score. So the entropy is the mean of
+        m - s, less ln max(p): no weight needs a logarithm of its own."""
         weights, scores = self.layers(layer, 1)[0], self._scores
         scores -= scores.amax(-1, keepdim=True)
         scores[..., self._fewest :].masked_fill_(self._unwritten, 0.0)  # where -inf would meet a weight of 0
-        below = weights.flatten(0, 2)[:, None] @ scores.flatten(0, 2)[..., None]
-        return weights, -weights.amax(-1).log() - below.view(self._shape[:3])
+        mean_score = weights.flatten(0, 2)[:, None] @ scores.flatten(0, 2)[..., None]
+        return weights, -weights.amax(-1).log() - mean_score.view(self._shape[:3])
 
     def _weigh(self, layer: int, weights: torch.Tensor) -> None:
         """Compute the scores of a layer, and write its weights [H_kv, T, G, n]."""
@@ -209,8 +208,8 @@ def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
 
 
 class Coding:
-    """Adds up columns of rows by several codings at once. On a CPU columns in a row that are equal in every coding are
-    added first, without a copy."""
+    """Adds up columns of rows by several codings at once. On a CPU it first adds neighbouring columns that have equal
+    codes in every coding, without a copy."""
 
     def __init__(self, codes: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
         """codes: int64 [n] each, below its size."""
@@ -231,8 +230,8 @@ class Coding:
 
 
 def find_largest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` largest of each row [..., n], in order, and their places. Of a long row they are looked for in
-    as many of the pieces that it is cut into, those with the largest maxima, and in what is left behind them."""
+    """Return the `count` largest numbers of each row [..., n], in order, and their places. A long row is cut into
+    pieces. Only the `count` pieces with the largest maxima, and the rest behind the last piece, are searched."""
     pieces = rows.shape[-1] // PIECE
     if pieces <= PIECES_EACH * count:
         largest = rows.topk(count, -1)

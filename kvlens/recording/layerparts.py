@@ -1,6 +1,6 @@
-"""A run in parts: the keys of all positions, the prompt's and the decoded tokens', side by side and never joined; the
-attention of several steps, some layers at a time, so that what measuring makes of it is never there for all layers at
-once; and which steps are measured together."""
+"""A run in parts. Keys: the prompt's and the decoded tokens' lie side by side, and are never joined. Layers: the
+attention of several steps is measured some layers at a time, so that no table has all layers. Steps: which of them are
+measured together."""
 
 from __future__ import annotations
 

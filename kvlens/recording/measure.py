@@ -105,8 +105,8 @@ def _masses_by_parts(
 
 
 def _with_full_attention(shots: list[Snapshot]) -> Iterator[tuple[Attended, torch.Tensor | None]]:
-    """Yield the attention of some layers after the other beside full attention [l, H_kv, T, G, n], which lasts until
-    the next is asked for; None: keys are not kept."""
+    """Yield the attention of some layers and their full attention [l, H_kv, T, G, n], None: keys are not kept; then
+    those of the next layers. The next full attention overwrites the one before it."""
     attention, start = None if shots[0].shadow is None else FullAttention(shots), 0
     for group in layer_parts(shots):
         count = len(group.role) // len(shots)

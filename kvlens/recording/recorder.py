@@ -171,7 +171,7 @@ class Recorder:
         return None if keys is None else span_keys(keys, self.memory.spans.rows, self._rotate)
 
     def _complete_newest(self) -> None:
-        """Give the step before its transfers, and hand its batch over once that is whole."""
+        """Give the step before its transfers, and hand its batch over when the batch is whole."""
         if self._newest is None:
             return
         seen, self._newest = self._newest, None

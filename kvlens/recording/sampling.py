@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kvlens.refusal import Refusal
@@ -18,9 +19,10 @@ TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
 TOGETHER_NUMBERS = 8_000_000
 """weights of full attention beyond which a step is large: such steps do not wait in a row"""
-HELD_NUMBERS, HELD_SHARE, LAYER_NUMBERS = 16_000_000, 16, 8_000_000
-"""numbers that steps which are measured together may hold until then, or that part of the numbers of full KV, and
-weights of one layer in work at a time: long contexts are measured fewer steps at a time"""
+HELD_NUMBERS, HELD_SHARE = 16_000_000, 16
+"""steps that are measured at a time hold at most so many numbers, or one in HELD_SHARE of full KV's if that is more"""
+LAYER_NUMBERS = 8_000_000
+"""and they have at most so many weights of one layer"""
 MOST_LOST = 32
 """'auto': lost steps that are recorded although they are not among the chosen ones"""
 _EXAMPLE = "auto, off, all, or like every=4,layers=0-3+7"
@@ -129,16 +131,19 @@ def _refused(text: str) -> Refusal:
 
 
 def table_numbers(weights: int) -> int:
-    """Estimate the numbers of a table that is made of steps together. weights: of full attention, of a step."""
+    """Return how many numbers a table of steps that are measured together has, for an estimate of memory. weights: of
+    full attention in a step."""
     return weights * max(1, min(TOGETHER, TOGETHER_NUMBERS // weights))
 
 
 def steps_together(shape: KVShape, positions: int, slots: int, spans: int, every: int | None) -> int:
-    """Return how many steps are measured at a time. slots: whose weights a step holds, of the widest KV head; spans: a
-    step gets sums by them; every: full KV's own attention is held of one step in so many, and of lost steps besides,
-    None: of none. Where it is held, a method's own tables count as a quarter of the positions, whatever they are:
-    lanes of a race share full KV's passes, and for that they take equally many steps at a time."""
-    held = max(1, slots + spans) if every is None else -(-positions // 4) - (-positions // every)
+    """Return how many steps are measured at a time. slots: of the widest KV head, whose weights a step holds; spans:
+    their number; every: full KV's own attention is held of one step in `every`, None: of no step.
+
+    With full KV's attention, the weights and sums of a method count as a quarter of the positions, whatever its slots
+    and spans are: lanes of a race share full KV's passes only if they measure equally many steps at a time. Lost steps
+    hold full KV's attention too, and are not counted."""
+    held = max(1, slots + spans) if every is None else ceil(positions / 4) + ceil(positions / every)
     may_hold = max(HELD_NUMBERS, shape.layers * shape.kv_heads * positions * 2 * shape.head_dim // HELD_SHARE)
     of_layer = LAYER_NUMBERS // (shape.q_heads * max(positions, slots, spans))
     return max(1, min(TOGETHER, of_layer, may_hold // (shape.layers * shape.q_heads * held)))

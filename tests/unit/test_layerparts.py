@@ -83,8 +83,8 @@ def test_coverage_takes_the_prompts_keys_without_a_copy(tiny: Any, monkeypatch: 
         assert (shadow.prompt.data_ptr() == read.keys.data_ptr()) == (kind is not ForeignSnapKV)
     whole = shots[0].shadow
     assert isinstance(whole, torch.Tensor)
-    first = torch.cat(layer_keys(shadows[0], 0), 1)  # type: ignore[arg-type]
-    assert torch.equal(first, whole[0])
+    assert shadows[0] is not None
+    assert torch.equal(torch.cat(layer_keys(shadows[0], 0), 1), whole[0])
 
 
 @pytest.mark.parametrize(("name", "products"), [("full", 1), ("snapkv", 2)])
@@ -102,7 +102,8 @@ def test_steps_that_are_measured_together_share_the_products_of_a_layer(
     assert [bool(shot.sampled) for shot in steps] == [False, True, False, True, False, True, False]
     calls: list[int] = []
     joined: list[torch.Size] = []
-    multiply, join, keys = torch.baddbmm, torch.cat, steps[-1].shadow.shape  # type: ignore[union-attr]
+    multiply, join, keys = torch.baddbmm, torch.cat, steps[-1].shadow
+    assert keys is not None
 
     def counted(*tensors: Any, **options: Any) -> torch.Tensor:
         calls.append(1)
@@ -117,7 +118,7 @@ def test_steps_that_are_measured_together_share_the_products_of_a_layer(
     with torch.inference_mode():
         measure(steps, 16, 32)
     assert len(calls) == products * len(steps[0].q)
-    assert keys[1:] not in [shape[-3:] for shape in joined]
+    assert keys.shape[1:] not in [shape[-3:] for shape in joined]
 
 
 def test_steps_of_another_form_are_measured_apart() -> None:

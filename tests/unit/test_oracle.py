@@ -239,7 +239,9 @@ def test_entropy_of_full_attention(scale: float, below: bool) -> None:
     shots, _, _ = case(9, [(0,), (0,), (0,)], 30)
     shots = [replace(shot, q=shot.q * scale) for shot in shots]
     if below:
-        shots = [replace(shot, q=-shot.q.abs(), shadow=shot.shadow.abs() + 1) for shot in shots]  # type: ignore[union-attr]
+        tensors = [shot.shadow for shot in shots if isinstance(shot.shadow, torch.Tensor)]
+        pairs = zip(shots, tensors, strict=True)
+        shots = [replace(shot, q=-shot.q.abs(), shadow=keys.abs() + 1) for shot, keys in pairs]
     attention = FullAttention(shots)
     for layer in range(LAYERS):
         weights, entropy = attention.layer(layer)
