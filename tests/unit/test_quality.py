@@ -247,6 +247,11 @@ def test_tables_that_differ_in_their_methods_alone_are_named_by_them() -> None:
         heading("real", "in", ": needle at 20%, methods from FullKV on"),
         heading("real", "in", ": needle at 20%, methods from KIVI on"),
     ]
+    second["about"]["request"] |= {"budgets": ["5%", "20%"]}
+    assert headings(document([first, second])) == [
+        heading("real", "in", ": needle at 20%, methods from FullKV on"),
+        heading("real", "in", ": needle at 5%, 20%, methods from KIVI on"),
+    ], "also where their budgets differ"
 
 
 def test_tables_that_differ_in_their_budgets_alone_are_one(tmp_path: Path) -> None:

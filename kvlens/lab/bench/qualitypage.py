@@ -73,12 +73,13 @@ NONE = "—"
 
 def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
     """The page of the docs: what the columns mean, and the tables, the toy's last; of free text, `texts` as
-    kvlens.lab.bench.freetext writes them. Tables that differ in their budgets alone are one; where they differ in
-    more than these or their tasks, both are named, and the methods where these two are alike."""
+    kvlens.lab.bench.freetext writes them. Tables that differ in their budgets alone are one. Where several tables
+    have a model, a length and a question in common, their headings name the tasks; where these are alike too, the
+    budgets, and the methods if these begin otherwise."""
     requested = [(result, result["about"]["request"]) for result in joined(results)]
     places = Counter(_place(request) for _, request in requested)
     alike = Counter((_place(request), *request["tasks"]) for _, request in requested)
-    equal = Counter((_place(request), *request["tasks"], *request["budgets"]) for _, request in requested)
+    lists = Counter(key for key, _ in {((_place(each), *each["tasks"]), name_methods(each)) for _, each in requested})
     ordered = sorted(requested, key=lambda item: (_place(item[1]), list(item[1]["tasks"]), _largest(item[1])))
     text, remaining = INTRODUCTION, list(texts)
     for result, request in ordered:
@@ -87,7 +88,7 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
             text, remaining = text + sections(remaining), []
         named = [", ".join(request["tasks"])] if places[place] > 1 else []
         named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
-        if equal[place, *request["tasks"], *request["budgets"]] > 1:
+        if lists[place, *request["tasks"]] > 1:
             named[-1] += f", {name_methods(request)}"
         text += _section(result, " ".join(named))
     return text + sections(remaining)

@@ -145,16 +145,15 @@ def _label_tables(names: dict[str, result_files.ResultFile]) -> Callable[[str], 
     many: Counter[Any] = Counter(map(short, names))
     many.update((short(name), ", ".join(requests[name].get("tasks", ()))) for name in names)
 
-    def place_of(name: str) -> tuple[Any, ...]:
-        request = requests[name]
-        return short(name), *request.get("tasks", ()), *request.get("budgets", ())
+    def asked_of(name: str) -> tuple[str, ...]:
+        return short(name), *requests[name].get("tasks", ())
 
-    equal = Counter(map(place_of, names))
+    lists = Counter(key for key, _ in {(asked_of(name), name_methods(requests[name])) for name in names})
 
     def label_of(name: str) -> str:
         tasks = ", ".join(requests[name].get("tasks", ())) if many[short(name)] > 1 else ""
         suffix = f" at {', '.join(requests[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
-        suffix += f", {name_methods(requests[name])}" if equal[place_of(name)] > 1 else ""
+        suffix += f", {name_methods(requests[name])}" if lists[asked_of(name)] > 1 else ""
         return plain(f"{short(name)}: {tasks}{suffix}" if tasks else short(name))
 
     return label_of
