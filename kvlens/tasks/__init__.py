@@ -39,6 +39,7 @@ BUILT_IN = {
     "instructions": "kvlens.tasks.instructions:SEVERAL",
     "countdown": "kvlens.tasks.countdown:COUNTDOWN",
     "countdown_among": "kvlens.tasks.countdown:AMONG",
+    "months": "kvlens.tasks.months:MONTHS",
 }
 
 

@@ -9,8 +9,9 @@ from kvlens import tasks
 from kvlens.models.find import DEMO
 from kvlens.refusal import Refusal
 from kvlens.tasks.base import Encoding, TaskPrompt, ask, prompt_of
-from kvlens.tasks.countdown import AMONG, BEGUN, COUNTDOWN, FIRST, SHOWN, count_down, counted
+from kvlens.tasks.countdown import AMONG, COUNTDOWN, FIRST, SHOWN, count_down
 from kvlens.tasks.encoding import encoding
+from kvlens.tasks.listed import BEGUN
 
 PARTS = Encoding(lambda text: list(range(len(text) // 3 + 1)), chat=True)
 COUNT = count_down(FIRST, 1)
@@ -79,7 +80,7 @@ def test_an_answer_is_right_behind_the_end_of_the_count(output: str, right: floa
     ],
 )
 def test_a_count_is_right_until_its_first_mistake(output: str, numbers: int) -> None:
-    assert counted(output) == numbers
+    assert COUNTDOWN.counted(output) == numbers
 
 
 def test_prompts_are_made_again_from_their_drawing_and_differ_by_seed() -> None:

@@ -20,8 +20,9 @@ from kvlens.demo.encode import demo_encode
 from kvlens.lab.tasks import frequent, shelves, tracking
 from kvlens.tasks import Encode, Encoding, TaskPrompt, layout, texts
 
-FORMED = ("instruction_first", "instruction_last", "instructions", "countdown", "countdown_among")
-"""whose prompts hold an instruction or an example beside the text (test_instructions.py, test_countdown.py)"""
+FORMED = ("instruction_first", "instruction_last", "instructions", "countdown", "countdown_among", "months")
+"""whose prompts hold an instruction or an example beside the text (test_instructions.py,
+test_countdown.py, test_months.py)"""
 NAMES = [name for name, task in tasks.registry().items() if not task.demo_language and name not in FORMED]
 PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]
 COUNTED = ("common_words", "frequent_words")

@@ -10,8 +10,9 @@ import pytest
 
 from kvlens import methods
 from kvlens.lab.studies import long_answers
-from kvlens.lab.studies.long_answers import METHODS, equal_tokens, lines_of, measure, table
+from kvlens.lab.studies.long_answers import METHODS, PLANS, Plan, equal_tokens, lines_of, measure, table
 from kvlens.statistics import wilson
+from kvlens.tasks.countdown import COUNTDOWN
 
 
 def row(method: str, prompt: int, **figures: Any) -> dict[str, Any]:
@@ -30,7 +31,10 @@ def test_a_line_counts_right_ends_and_tokens_that_equal_full_kvs() -> None:
     assert (h2o["n"], h2o["right"], h2o["counted"], h2o["equal_tokens"]) == (3, 1, 62, 2)
     assert (h2o["low"], h2o["high"]) == pytest.approx(wilson(1 / 3, 3))
     assert h2o["presets"] == ["paper"]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table([full, h2o]).splitlines()]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table(PLANS["countdown"], [full, h2o]).splitlines()
+    ]
     assert [line[2] for line in cells[2:]] == ["4 of 4", "1 of 3"]
     assert cells[3][3:] == ["6 to 79 %", "62", "2"]
 
@@ -48,11 +52,11 @@ def test_the_methods_evict_while_they_decode() -> None:
 
 
 def test_a_trial_of_the_file_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"MODEL": "demo", "LENGTH": 900, "NEW_TOKENS": 4, "METHODS": ("full", "streaming_llm")}
-    for name, value in settings.items():
-        monkeypatch.setattr(long_answers, name, value)
+    plan = Plan(COUNTDOWN, 900, 4)
+    monkeypatch.setattr(long_answers, "MODEL", "demo")
+    monkeypatch.setattr(long_answers, "METHODS", ("full", "streaming_llm"))
     out = tmp_path / "rows.json"
-    stored = measure(2, 2, 10, out)
+    stored = measure(plan, 2, 2, 10, out)
     assert json.loads(out.read_text()) == stored
     assert [(each["prompt"], each["method"]) for each in stored["rows"]] == [
         (0, "full"),
@@ -65,6 +69,6 @@ def test_a_trial_of_the_file_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     assert peaks[1] < peaks[0]
     marked = stored["rows"][:1] + [{**each, "end": "kept"} for each in stored["rows"][1:]]
     out.write_text(json.dumps(stored | {"rows": marked[1:]}))
-    again = measure(2, 1, 10, out)["rows"]
+    again = measure(plan, 2, 1, 10, out)["rows"]
     assert [each["end"] == "kept" for each in again] == [False, True, True, True]
     assert again[0] == {**stored["rows"][0], "date": again[0]["date"]}

@@ -1,13 +1,13 @@
 """Whether a method that evicts while it decodes still has, behind a long answer, what it read before the answer.
 
-    python -m kvlens.lab.studies.long_answers [--prompts N] [--batch N] [--minutes M] [--out FILE]
+    python -m kvlens.lab.studies.long_answers [--task NAME] [--prompts N] [--batch N] [--minutes M] [--out FILE]
 
-Prompts of the task `countdown`: the answer counts down for 370 tokens, then names a number of the prompt. SmolLM2 reads
-plain text: in its chat form it ends the answer behind the count. The steps of a batch of prompts are computed together,
-and nothing is recorded. An answer ends with its first line. The file is written after each trial, and a trial in it is
-not run again. `kvlens.lab.studies.long_generation` measures what such an answer takes.
+The answer writes a list, then names a number of the prompt: 590 tokens of the task `months`, 390 of `countdown`.
+SmolLM2 reads plain text: in its chat form it ends the answer behind the list. The steps of a batch of prompts are
+computed together, and nothing is recorded. An answer ends with its first line. The file is written after each trial,
+and a trial in it is not run again. `kvlens.lab.studies.long_generation` measures what such an answer takes.
 
-It is no study of kvlens.studies: it counts the lines of the whole answer, and a trial keeps its beginning.
+It is no study of kvlens.studies: it counts the entries of the whole answer, and a trial keeps its beginning.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -36,17 +37,30 @@ from kvlens.runs.request import Report
 from kvlens.statistics import wilson
 from kvlens.studies.batching import carry_out_together
 from kvlens.tasks import TaskPrompt, ask, prompt_of
-from kvlens.tasks.countdown import BEGUN, COUNTDOWN, FIRST, counted
+from kvlens.tasks.countdown import COUNTDOWN
 from kvlens.tasks.encoding import encoding_of
+from kvlens.tasks.listed import Listed
+from kvlens.tasks.months import MONTHS
 from kvlens.text.prompts import Prompt, tokenize
 
-METHODS = (methods.REFERENCE, "streaming_llm", "random_decode", "h2o", "rkv", "tova", "keyformer")
+METHODS = (methods.REFERENCE, "streaming_llm", "random_decode", "h2o", "rkv", "raas", "tova", "keyformer")
 MODEL, CHAT, BUDGET = "smollm2", "off", "20%"
-LENGTH, NEW_TOKENS, DEPTHS = 236, 400, (0.1, 0.3, 0.5, 0.7, 0.9)
-"""prompt tokens at most, the fewest that hold any prompt; tokens of the count and of a sentence behind it; places of
-the fact, which go round"""
-OUT = Path("kvlens/lab/results/long_answers.json")
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""places of the fact, which go round"""
+OUT = Path("kvlens/lab/results")
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task, prompt tokens at most (the fewest that hold any prompt), and tokens of the list and of a sentence."""
+
+    task: Listed
+    length: int
+    new_tokens: int
+
+
+PLANS = {plan.task.name: plan for plan in (Plan(MONTHS, 1000, 620), Plan(COUNTDOWN, 236, 400))}
 Item = tuple[int, str]
 """number of a prompt, name of a method"""
 
@@ -54,15 +68,15 @@ Item = tuple[int, str]
 class Runner:
     """Runs the trials of a prompt, one method after the other, at a place among prompts that share steps."""
 
-    def __init__(self, loaded: LoadedModel, seat: Seat | None, cancelled: Callable[[], bool]) -> None:
-        self._engine, self._cancelled = Engine(loaded, seat), cancelled
+    def __init__(self, loaded: LoadedModel, plan: Plan, seat: Seat | None, cancelled: Callable[[], bool]) -> None:
+        self._engine, self._plan, self._cancelled = Engine(loaded, seat), plan, cancelled
         self._read: tuple[int, TaskPrompt, Prompt, ReadPrompt] | None = None
 
     def run(self, item: Item) -> Row | None:
         """Return the row of a trial; None if it was cancelled."""
         number, name = item
         prompt, tokens, read = self._reading(number)
-        method, options = methods.get(name), Options(max_new=NEW_TOKENS, stop=("\n",))
+        method, options = methods.get(name), Options(max_new=self._plan.new_tokens, stop=("\n",))
         limit = None if method.keeps_all else Budget.parse(BUDGET)
         preset, overrides, _ = settings(method, MODEL, "")
         row: Row = {"prompt": number, "method": name, "date": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -74,8 +88,9 @@ class Runner:
             return row | {"refused": str(error)}
         except Cancelled:
             return None
-        right = COUNTDOWN.score(prompt.answer, result.text) == 1.0
-        row |= {"preset": choice.preset, "right": right, "counted": counted(result.text), "answer": prompt.answers[0]}
+        task = self._plan.task
+        right, counted = task.score(prompt.answer, result.text) == 1.0, task.counted(result.text)
+        row |= {"preset": choice.preset, "right": right, "counted": counted, "answer": prompt.answers[0]}
         row |= {"prompt_tokens": len(tokens.ids), "peak_bytes": result.peak_bytes, "end": result.text[-80:]}
         return row | {"ids": list(result.ids)}
 
@@ -86,18 +101,20 @@ class Runner:
     def _reading(self, number: int) -> tuple[TaskPrompt, Prompt, ReadPrompt]:
         if self._read is None or self._read[0] != number:
             tokenizer, kinds = self._engine.loaded.tokenizer, list(map(methods.get, METHODS))
-            prompt = ask(COUNTDOWN, LENGTH, DEPTHS[number % len(DEPTHS)], number, encoding_of(tokenizer, CHAT))
-            tokens = tokenize(prompt_of(prompt), tokenizer, None, NEW_TOKENS, CHAT)
+            depth, encoded = DEPTHS[number % len(DEPTHS)], encoding_of(tokenizer, CHAT)
+            prompt = ask(self._plan.task, self._plan.length, depth, number, encoded)
+            tokens = tokenize(prompt_of(prompt), tokenizer, None, self._plan.new_tokens, CHAT)
             queries = max(128, *(kind.needs.queries for kind in kinds))
             received = any(kind.needs.received for kind in kinds)
             self._read = number, prompt, tokens, self._engine.read(tokens, queries=queries, received=received)
         return self._read[1:]
 
 
-def measure(prompts: int, batch: int, minutes: float, out: Path) -> dict[str, Any]:
+def measure(plan: Plan, prompts: int, batch: int, minutes: float, out: Path) -> dict[str, Any]:
     """Run the trials that `out` lacks, and write it after each of them. Trials of other code are run again."""
     torch.set_num_threads(1)
-    origins = {name: origin(MODEL, name, COUNTDOWN.name, LENGTH, BUDGET, NEW_TOKENS) for name in METHODS}
+    asked = plan.task.name, plan.length, BUDGET, plan.new_tokens
+    origins = {name: origin(MODEL, name, *asked) for name in METHODS}
     stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     rows = {(row["prompt"], row["method"]): row for row in stored["rows"] if row["origin"] == origins[row["method"]]}
     items = [[(number, name) for name in METHODS if (number, name) not in rows] for number in range(prompts)]
@@ -106,32 +123,33 @@ def measure(prompts: int, batch: int, minutes: float, out: Path) -> dict[str, An
     def finish(row: Row) -> None:
         rows[row["prompt"], row["method"]] = row | {"origin": origins[row["method"]]}
         print(row["prompt"], row["method"], row.get("right"), row.get("counted"), file=sys.stderr, flush=True)
-        write(out, list(rows.values()))
+        write(plan, out, list(rows.values()))
 
     def runner_at(seat: Seat | None, report: Report, cancelled: Callable[[], bool]) -> Runner:
-        return Runner(loaded, seat, cancelled)
+        return Runner(loaded, plan, seat, cancelled)
 
     def stop() -> bool:
         return time.monotonic() > until
 
     waiting = [part for part in items if part]
     carry_out_together(batch, waiting, runner_at, Runner.run, finish, lambda *phase: None, stop)
-    return write(out, list(rows.values()))
+    return write(plan, out, list(rows.values()))
 
 
-def write(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def write(plan: Plan, out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Store rows, and lines of them, with their provenance; return what is stored."""
-    plan = {"task": COUNTDOWN.name, "chat": CHAT, "budget": BUDGET, "length": LENGTH, "new_tokens": NEW_TOKENS}
+    asked: Row = {"task": plan.task.name, "chat": CHAT, "budget": BUDGET, "length": plan.length}
+    asked["new_tokens"] = plan.new_tokens
     ordered = sorted(rows, key=lambda row: (row["prompt"], METHODS.index(row["method"])))
-    provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | plan
+    provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | asked
     stored = {"about": provenance, "lines": lines_of(ordered), "rows": ordered}
     out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
     return stored
 
 
 def lines_of(rows: Sequence[Row]) -> list[Row]:
-    """Return a line per method: n, right (with Wilson's interval), right of the prompts that full KV answers, the mean
-    of numbers counted, and the median of tokens equal to full KV's. A refused trial is not in n."""
+    """Return a line per method: n, right (with Wilson's interval), the mean of entries that an answer writes right,
+    and the median of tokens equal to full KV's. A refused trial is not in n."""
     full = {row["prompt"]: row for row in rows if row["method"] == methods.REFERENCE}
     lines = []
     for method in METHODS:
@@ -153,9 +171,10 @@ def equal_tokens(ids: Sequence[int], reference: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(reference)))
 
 
-def table(lines: Sequence[Row]) -> str:
+def table(plan: Plan, lines: Sequence[Row]) -> str:
     """Return the lines as Markdown."""
-    head = f"| method | preset | right | 95 % | counted, mean of {FIRST - BEGUN} | tokens equal to full KV's, median |"
+    entries = f"right entries, mean of {plan.task.asked}"
+    head = f"| method | preset | right | 95 % | {entries} | tokens equal to full KV's, median |"
     body = []
     for line in lines:
         title, presets = methods.get(line["method"]).title, ", ".join(line["presets"]) or "-"
@@ -168,12 +187,14 @@ def table(lines: Sequence[Row]) -> str:
 def main() -> None:
     """Measure what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(PLANS), default=MONTHS.name)
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60.0, help="no step is begun after this long")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help="default: long_answers-TASK.json in kvlens/lab/results")
     options = parser.parse_args()
-    print(table(measure(options.prompts, options.batch, options.minutes, options.out)["lines"]))
+    plan, out = PLANS[options.task], options.out or OUT / f"long_answers-{options.task}.json"
+    print(table(plan, measure(plan, options.prompts, options.batch, options.minutes, out)["lines"]))
 
 
 if __name__ == "__main__":
