@@ -60,6 +60,51 @@ def test_replay_draws_the_maps_and_a_click_selects_the_head_under_it(wide: Serve
     expect(page.locator("#mapTitle")).to_have_text("cache map, L61 KV4")
 
 
+def click_point(page: Page, title: str, number: int) -> tuple[int, int]:
+    """Click a point of the trace that takes clicks, of which one mark is drawn; return the place of the point."""
+    plot = page.get_by_test_id("stPlotlyChart").filter(has_text=title).locator(".js-plotly-plot")
+    plot.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    x, y, left, top, drawn = plot.evaluate(
+        """(plot, number) => {
+            const trace = plot._fullData.find((item) => item.marker?.maxdisplayed === 1);
+            const axis = (id) => plot._fullLayout[id.replace(/^([xy])/, "$1axis")];
+            const x = axis(trace.xaxis), y = axis(trace.yaxis), box = plot.getBoundingClientRect();
+            const marks = plot.querySelectorAll(`.trace${trace.uid} .point`).length;
+            return [trace.x[number], trace.y[number], box.left + x._offset + x.d2p(trace.x[number]),
+                    box.top + y._offset + y.d2p(trace.y[number]), marks];
+        }""",
+        number,
+    )
+    assert drawn <= 1
+    page.mouse.move(left, top)
+    page.wait_for_timeout(300)
+    page.mouse.click(left, top)
+    return int(x), int(y)
+
+
+@pytest.mark.slow
+def test_a_click_on_a_cell_without_a_mark_selects_its_head(wide: Server, open_page: Open) -> None:
+    page = open_page(f"{wide.url}/heads?run={UID}&step=3&layer=0&head=0&metric=coverage")
+    expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=BUSY_MS)
+    settled(page)
+    assert click_point(page, "query head over its KV head", 61 * HEADS + 37) == (37, 61)
+    expect(page).to_have_url(re.compile(r"layer=61&head=37"), timeout=BUSY_MS)
+
+
+@pytest.mark.slow
+def test_a_click_on_a_token_without_a_mark_selects_its_span(wide: Server, open_page: Open) -> None:
+    page = open_page(f"{wide.url}/spans?run={UID}&step=3&layer=61&head=37")
+    expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=BUSY_MS)
+    settled(page)
+    token, _ = click_point(page, "Surprisal of each token", 1234)
+    expect(page).to_have_url(re.compile(r"span=\d+"), timeout=BUSY_MS)
+    settled(page)
+    heading = page.get_by_role("heading", name=re.compile(r"^Span \d")).inner_text()
+    first, last = map(int, re.findall(r"tokens (\d+)–(\d+)", heading)[0])
+    assert first <= token <= last
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["spans", "heads", "memory", "method"])
 def test_a_page_is_drawn_without_an_error_from_what_is_in_view(name: str, wide: Server, open_page: Open) -> None:

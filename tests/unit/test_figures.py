@@ -89,10 +89,12 @@ def test_a_metric_without_any_value_still_draws(builder: object) -> None:
         assert "8 not recorded" in head_histogram(empty, metric_of("entropy"), (0, 0)).layout.title.text
 
 
-def test_large_maps_use_webgl_targets_and_no_cell_text() -> None:
-    figure = head_map(np.zeros((48, 40)), 8, metric_of("coverage"), (0, 0), "mean")
-    assert any(trace.type == "scattergl" for trace in figure.data)
-    assert heatmaps(figure)[0].texttemplate is None
+@pytest.mark.parametrize("layers", [2, 48])
+def test_one_target_of_a_map_is_drawn_and_a_large_map_has_no_cell_text(layers: int) -> None:
+    figure = head_map(np.zeros((layers, 40)), 8, metric_of("coverage"), (0, 0), "mean")
+    (targets,) = (trace for trace in figure.data if trace.type == "scatter")
+    assert (targets.marker.maxdisplayed, len(targets.customdata)) == (1, layers * 40)
+    assert (heatmaps(figure)[0].texttemplate is None) == (layers == 48)
 
 
 def test_a_timeline_has_gaps_a_cursor_and_units() -> None:

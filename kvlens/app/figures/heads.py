@@ -11,8 +11,6 @@ from kvlens.recording.metrics import Metric, head_label, value_text
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160
-#: Above this many cells the click targets are drawn by WebGL.
-SVG_CELLS = 1500
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
@@ -110,8 +108,9 @@ def head_map(
     return figure
 
 
-def _targets(values: np.ndarray, metric: Metric, group: int) -> go.Scatter | go.Scattergl:
-    """Almost invisible squares that take hover and click, because a heat map reports no selection to Streamlit 1.67.
+def _targets(values: np.ndarray, metric: Metric, group: int) -> go.Scatter:
+    """Points that take hover and click, because a heat map reports no selection to Streamlit 1.67. One of them is drawn
+    and is almost invisible: Plotly finds the others by their places.
 
     customdata is a list of lists: a typed array comes back from the browser as an object."""
     layers, heads = values.shape
@@ -120,17 +119,16 @@ def _targets(values: np.ndarray, metric: Metric, group: int) -> go.Scatter | go.
         f"{head_label(int(r), int(c), group)}<br>{value_text(float(values[r, c]), metric)}"
         for r, c in zip(rows, columns, strict=True)
     ]
-    kind = go.Scatter if values.size <= SVG_CELLS else go.Scattergl
     size = float(np.clip(min(620 / heads, 520 / layers), 6, 40))
     unchanged = {"marker": {"opacity": 0.004}}
-    return kind(
+    return go.Scatter(
         x=columns,
         y=rows,
         mode="markers",
         hovertext=hover,
         hoverinfo="text",
         customdata=np.stack([rows, columns], axis=1).tolist(),
-        marker={"symbol": "square", "size": size, "color": "#000", "opacity": 0.004},
+        marker={"symbol": "square", "size": size, "color": "#000", "opacity": 0.004, "maxdisplayed": 1},
         selected=unchanged,
         unselected=unchanged,
         showlegend=False,

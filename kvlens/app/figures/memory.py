@@ -138,6 +138,7 @@ def byte_map(values: np.ndarray, title: str, selected: tuple[int, int], uirevisi
             "size": float(np.clip(min(420 / heads, 520 / layers), 6, 60)),
             "color": "#000",
             "opacity": 0.004,
+            "maxdisplayed": 1,
         },
         selected=unchanged,
         unselected=unchanged,

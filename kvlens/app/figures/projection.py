@@ -57,7 +57,7 @@ def projection_figure(
             mode="markers",
             name=name,
             marker=marker,
-            customdata=[[int(span)] for span in part["span"]],
+            customdata=part["span"].to_numpy(np.int64)[:, None],
             hovertext=[span_hover(row, column, label) for row in part.to_dict("records")],
             hoverinfo="text",
             selected=same,

@@ -11,9 +11,12 @@ from plotly.subplots import make_subplots
 
 from kvlens.app.figures.spancolors import UNKNOWN, coloraxis, groups, shown, span_hover
 from kvlens.app.figures.spanlanes import Curve, Lane, draw_lane, draw_marks
-from kvlens.app.figures.theme import BLUE, ORANGE, PURPLE, SVG_POINTS, finish
+from kvlens.app.figures.theme import BLUE, ORANGE, PURPLE, finish
 
 LANE_PIXELS, CURVE_PIXELS = 26, 220
+MARKED = 1500
+"""tokens up to which each has a dot on the line. Of more tokens one dot is drawn, almost invisible; Plotly finds the
+others by their places"""
 
 
 def surprisal_figure(
@@ -40,9 +43,8 @@ def surprisal_figure(
     top = float(np.nanmax(curve.nats, initial=1.0))
     _edges(figure, inside, top)
     for (nats, subject), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
-        kind = _kind(curve)  # a line drawn as SVG would lie under what WebGL draws
         figure.add_trace(
-            kind(
+            go.Scatter(
                 x=[curve.begin - 0.5, curve.stop - 0.5],
                 y=[nats, nats],
                 mode="lines",
@@ -99,30 +101,27 @@ def _curve(figure: go.Figure, curve: Curve, own_rows: pd.DataFrame) -> None:
         + ("" if span < 0 else f"<br>span {span}")
         for index, text, nats, span in zip(position, curve.text, curve.nats, span_of, strict=True)
     ]
-    kind, many = _kind(curve), len(position) > SVG_POINTS
-    same = {"marker": {"opacity": 0.8}}
+    many = len(position) > MARKED
+    marker = {"size": 3.5, "opacity": 0.004 if many else 0.8, "maxdisplayed": 1 if many else 0}
+    same = {"marker": {"opacity": marker["opacity"]}}
     figure.add_trace(
-        kind(
+        go.Scatter(
             x=position,
             y=curve.nats,
-            mode="markers" if many else "lines+markers",
+            mode="lines+markers",
             name="surprisal",
             connectgaps=False,
             hovertext=hover,
             hoverinfo="text",
             line={"color": BLUE, "width": 0.8},
-            marker={"size": 3.5, "opacity": 0.8},
-            customdata=[[int(span)] for span in span_of],
+            marker=marker,
+            customdata=span_of[:, None],
             selected=same,
             unselected=same,
         ),
         row=1,
         col=1,
     )
-
-
-def _kind(curve: Curve) -> type[go.Scatter] | type[go.Scattergl]:
-    return go.Scatter if len(curve.text) <= SVG_POINTS else go.Scattergl
 
 
 def _edges(figure: go.Figure, own_rows: pd.DataFrame, top: float) -> None:
@@ -161,7 +160,7 @@ def _strip(figure: go.Figure, own_rows: pd.DataFrame, column: str, label: str) -
                 name=name,
                 marker=marker,
                 showlegend=column == "state" or name == UNKNOWN,
-                customdata=[[int(span)] for span in part["span"]],
+                customdata=part["span"].to_numpy(np.int64)[:, None],
                 hovertext=[span_hover(row, column, label) for row in part.to_dict("records")],
                 hoverinfo="text",
                 selected=same,

@@ -106,7 +106,8 @@ def selected(reader: TraceReader, view: View) -> None:
     start, end = int(span["tok_start"]), int(span["tok_end"])
     st.markdown(f"##### Span {view.selected}: tokens {start}–{end - 1}")
     text = passage(reader.tokens(), start, end)
-    st.code(visible(text), language=None, wrap_lines=True, height=160 if len(text) > 300 else "content")
+    with st.container(border=True, height=160 if len(text) > 300 else "content"):
+        st.text(visible(text))
     st.text(str(span["reason"]))
 
 
