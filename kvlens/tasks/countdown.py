@@ -20,7 +20,7 @@ _ENTRY = re.compile(r"(\d+)(?:, )?")
 class Countdown(Listed):
     """Numbers from 99 down to 1."""
 
-    first, shown = FIRST, SHOWN
+    start, shown = FIRST, SHOWN
     metric = "the number stands behind the whole count, on the same line (ours)"
     new_tokens = 420
 

@@ -27,10 +27,10 @@ BEGUN = 3
 class Listed(Generated):
     """Facts 'the library card number of KEY is VALUE'; the answer writes a list, then names a value.
 
-    first: what the list begins with; shown: what the lists of the examples begin with.
+    start: what the list begins with; shown: what the lists of the examples begin with.
     """
 
-    first: int
+    start: int
     shown: Sequence[int]
     metric = "the number stands behind the whole list, on the same line (ours)"
 
@@ -49,11 +49,11 @@ class Listed(Generated):
     @property
     def asked(self) -> int:
         """The number of entries that are left to the answer."""
-        return len(self.entries(self.first)) - BEGUN
+        return len(self.entries(self.start)) - BEGUN
 
     def counted(self, output: str) -> int:
         """Return how many entries an output writes until its first mistake or its end."""
-        rest = self.entries(self.first)[BEGUN:]
+        rest = self.entries(self.start)[BEGUN:]
         written = output.lstrip(" ,").split(SEPARATOR.rstrip())[: len(rest)]
         pairs = zip(written, rest, strict=False)
         right = sum(1 for _ in takewhile(lambda pair: pair[0].strip() == pair[1], pairs))
@@ -68,20 +68,20 @@ class Listed(Generated):
             f"{text}{self._order(name, start)}{SEPARATOR.join(self.entries(start))}. {text}\n\n"
             for text, name, start in zip(facts, people, self.shown, strict=False)
         )
-        place, begun = len(self.shown), self._begun()
-        tail = f"{self._order(people[place], self.first)}{begun}"
-        content = Content([facts[place]], [depth], facts[place + 1 :], head=head, tail=tail, opening=begun)
+        place, opening = len(self.shown), self._begun()
+        tail = f"{self._order(people[place], self.start)}{opening}"
+        content = Content([facts[place]], [depth], facts[place + 1 :], head=head, tail=tail, opening=opening)
         return content, [numbers[place]]
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
     ) -> TaskPrompt:
         prompt = super().make(length, depth, seed, encode, special, index)
-        facts: dict[str, Any] = {"first": self.first}
+        facts: dict[str, Any] = {"first": self.start}
         return replace(prompt, cue=self._begun(), facts=facts)
 
     def score(self, answer: str, output: str) -> float:
-        end = self.entries(self.first)[-1]
+        end = self.entries(self.start)[-1]
         line = output.partition(end)[2].partition("\n")[0]
         return float(self.counted(output) == self.asked and answer.strip() in line)
 
@@ -91,7 +91,7 @@ class Listed(Generated):
 
     def _begun(self) -> str:
         """The entries that the answer is given to begin with."""
-        return f"{SEPARATOR.join(self.entries(self.first)[:BEGUN])},"
+        return f"{SEPARATOR.join(self.entries(self.start)[:BEGUN])},"
 
 
 def _begins(text: str, entry: str) -> bool:

@@ -16,7 +16,7 @@ went on or stopped years too early"""
 class Months(Listed):
     """Months from January of a year to January 1989."""
 
-    first, shown = 1982, (1985, 1984)
+    start, shown = 1982, (1985, 1984)
     new_tokens = 620
 
     def entries(self, start: int) -> list[str]:

@@ -12,7 +12,7 @@ from kvlens.tasks.listed import BEGUN
 from kvlens.tasks.months import MONTHS
 
 PARTS = Encoding(lambda text: list(range(len(text) // 3 + 1)), chat=True)
-ENTRIES = MONTHS.entries(MONTHS.first)
+ENTRIES = MONTHS.entries(MONTHS.start)
 LIST, REST = ", ".join(ENTRIES), ", ".join(ENTRIES[BEGUN:])
 
 

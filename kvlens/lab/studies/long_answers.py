@@ -113,8 +113,8 @@ class Runner:
 def measure(plan: Plan, prompts: int, batch: int, minutes: float, out: Path) -> dict[str, Any]:
     """Run the trials that `out` lacks, and write it after each of them. Trials of other code are run again."""
     torch.set_num_threads(1)
-    asked = plan.task.name, plan.length, BUDGET, plan.new_tokens
-    origins = {name: origin(MODEL, name, *asked) for name in METHODS}
+    trial_form = plan.task.name, plan.length, BUDGET, plan.new_tokens
+    origins = {name: origin(MODEL, name, *trial_form) for name in METHODS}
     stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     rows = {(row["prompt"], row["method"]): row for row in stored["rows"] if row["origin"] == origins[row["method"]]}
     items = [[(number, name) for name in METHODS if (number, name) not in rows] for number in range(prompts)]
@@ -138,10 +138,10 @@ def measure(plan: Plan, prompts: int, batch: int, minutes: float, out: Path) -> 
 
 def write(plan: Plan, out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Store rows, and lines of them, with their provenance; return what is stored."""
-    asked: Row = {"task": plan.task.name, "chat": CHAT, "budget": BUDGET, "length": plan.length}
-    asked["new_tokens"] = plan.new_tokens
+    settings_row: Row = {"task": plan.task.name, "chat": CHAT, "budget": BUDGET, "length": plan.length}
+    settings_row["new_tokens"] = plan.new_tokens
     ordered = sorted(rows, key=lambda row: (row["prompt"], METHODS.index(row["method"])))
-    provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | asked
+    provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | settings_row
     stored = {"about": provenance, "lines": lines_of(ordered), "rows": ordered}
     out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
     return stored
