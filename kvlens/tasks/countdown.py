@@ -21,7 +21,6 @@ class Countdown(Listed):
     """Numbers from 99 down to 1."""
 
     start, shown = FIRST, SHOWN
-    metric = "the number stands behind the whole count, on the same line (ours)"
     new_tokens = 420
 
     def entries(self, start: int) -> list[str]:

@@ -32,7 +32,7 @@ class Listed(Generated):
 
     start: int
     shown: Sequence[int]
-    metric = "the number stands behind the whole list, on the same line (ours)"
+    metric = "whether the number stands behind the whole list, on the same line (ours)"
 
     def __init__(self, name: str, title: str, summary: str, distractors: int = 0) -> None:
         """distractors: facts of the same kind that are not asked for."""

@@ -1,6 +1,7 @@
 """Whether a method that evicts while it decodes still has, behind a long answer, what it read before the answer.
 
-    python -m kvlens.lab.studies.long_answers [--task NAME] [--prompts N] [--batch N] [--minutes M] [--out FILE]
+    python -m kvlens.lab.studies.long_answers [--task NAME] [--budget SHARE] [--prompts N] [--batch N]
+        [--minutes M] [--out FILE]
 
 The answer writes a list, then names a number of the prompt: 590 tokens of the task `months`, 390 of `countdown`.
 SmolLM2 reads plain text: in its chat form it ends the answer behind the list. The steps of a batch of prompts are
@@ -17,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -44,7 +45,7 @@ from kvlens.tasks.months import MONTHS
 from kvlens.text.prompts import Prompt, tokenize
 
 METHODS = (methods.REFERENCE, "streaming_llm", "random_decode", "h2o", "rkv", "raas", "tova", "keyformer")
-MODEL, CHAT, BUDGET = "smollm2", "off", "20%"
+MODEL, CHAT = "smollm2", "off"
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """places of the fact, which go round"""
 OUT = Path("kvlens/lab/results")
@@ -53,11 +54,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """A task, prompt tokens at most (the fewest that hold any prompt), and tokens of the list and of a sentence."""
+    """A task, prompt tokens at most (the fewest that hold any prompt), tokens of the list and of a sentence, and the
+    budget."""
 
     task: Listed
     length: int
     new_tokens: int
+    budget: str = "20%"
 
 
 PLANS = {plan.task.name: plan for plan in (Plan(MONTHS, 1000, 620), Plan(COUNTDOWN, 236, 400))}
@@ -77,7 +80,7 @@ class Runner:
         number, name = item
         prompt, tokens, read = self._reading(number)
         method, options = methods.get(name), Options(max_new=self._plan.new_tokens, stop=("\n",))
-        limit = None if method.keeps_all else Budget.parse(BUDGET)
+        limit = None if method.keeps_all else Budget.parse(self._plan.budget)
         preset, overrides, _ = settings(method, MODEL, "")
         row: Row = {"prompt": number, "method": name, "date": time.strftime("%Y-%m-%d", time.gmtime())}
         try:
@@ -113,7 +116,7 @@ class Runner:
 def measure(plan: Plan, prompts: int, batch: int, minutes: float, out: Path) -> dict[str, Any]:
     """Run the trials that `out` lacks, and write it after each of them. Trials of other code are run again."""
     torch.set_num_threads(1)
-    trial_form = plan.task.name, plan.length, BUDGET, plan.new_tokens
+    trial_form = plan.task.name, plan.length, plan.budget, plan.new_tokens
     origins = {name: origin(MODEL, name, *trial_form) for name in METHODS}
     stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     rows = {(row["prompt"], row["method"]): row for row in stored["rows"] if row["origin"] == origins[row["method"]]}
@@ -138,7 +141,7 @@ def measure(plan: Plan, prompts: int, batch: int, minutes: float, out: Path) -> 
 
 def write(plan: Plan, out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Store rows, and lines of them, with their provenance; return what is stored."""
-    settings_row: Row = {"task": plan.task.name, "chat": CHAT, "budget": BUDGET, "length": plan.length}
+    settings_row: Row = {"task": plan.task.name, "chat": CHAT, "budget": plan.budget, "length": plan.length}
     settings_row["new_tokens"] = plan.new_tokens
     ordered = sorted(rows, key=lambda row: (row["prompt"], METHODS.index(row["method"])))
     provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | settings_row
@@ -188,12 +191,14 @@ def main() -> None:
     """Measure what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=list(PLANS), default=MONTHS.name)
+    parser.add_argument("--budget", default="20%")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60.0, help="no step is begun after this long")
-    parser.add_argument("--out", type=Path, help="default: long_answers-TASK.json in kvlens/lab/results")
+    parser.add_argument("--out", type=Path, help="default: long_answers-TASK-SHARE.json in kvlens/lab/results")
     options = parser.parse_args()
-    plan, out = PLANS[options.task], options.out or OUT / f"long_answers-{options.task}.json"
+    plan = replace(PLANS[options.task], budget=options.budget)
+    out = options.out or OUT / f"long_answers-{options.task}-{options.budget.rstrip('%')}.json"
     print(table(plan, measure(plan, options.prompts, options.batch, options.minutes, out)["lines"]))
 
 
