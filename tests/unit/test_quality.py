@@ -331,6 +331,12 @@ def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> N
     page = document([], [one, other])
     assert headings(page) == [f"{about}: at {', '.join(request['budgets'])}", f"{about}: at 5%, 40%"]
     assert page.count(UNASKED) == 1
+    newer = {**one, "about": {**one["about"], "request": {**request, "methods": ["qfilters", "xkv"]}}}
+    budgets = ", ".join(request["budgets"])
+    assert headings(document([], [one, newer])) == [
+        f"{about}: at {budgets}, methods from FullKV on",
+        f"{about}: at {budgets}, methods from Q-Filters on",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kvlens.budget import Budget
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
-from kvlens.lab.results.names import limit_words, measured_on, table_name
+from kvlens.lab.results.names import limit_words, measured_on, name_methods, table_name
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
 
@@ -92,12 +92,6 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
             named[-1] += f", {name_methods(request)}"
         text += _section(result, " ".join(named))
     return text + sections(remaining)
-
-
-def name_methods(request: dict[str, Any]) -> str:
-    """Return what tells a table from one of other methods: the first of its methods."""
-    names = request.get("methods") or ("full",)
-    return f"methods from {table_name(names[0], [None])} on"
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:

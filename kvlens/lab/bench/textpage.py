@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
-from kvlens.lab.results.names import measured_on, table_name
+from kvlens.lab.results.names import measured_on, name_methods, table_name
 from kvlens.runs.memory import attended_share
 
 MEANT = """
@@ -38,16 +38,23 @@ COLUMNS = (
 
 def sections(results: Sequence[dict[str, Any]]) -> str:
     """Sections of the docs, what the columns mean in the first alone; of those of one model and length each is named by
-    its budgets."""
+    its budgets, and by its methods if these begin otherwise."""
     requested = [result["about"]["request"] for result in results]
-    places = Counter((request["model"], request["length"]) for request in requested)
+    places = Counter(map(_place, requested))
+    lists = Counter((model, length) for model, length, _ in {(*_place(each), name_methods(each)) for each in requested})
     text = ""
     for result, request in zip(results, requested, strict=True):
         title = f"{request['model']}, free text, {request['length']:,} tokens of context"
-        if places[request["model"], request["length"]] > 1:
+        if places[_place(request)] > 1:
             title += f": at {', '.join(request['budgets'])}"
+        if lists[_place(request)] > 1:
+            title += f", {name_methods(request)}"
         text += f"\n## {title}\n{'' if text else MEANT}\n{markdown(result)}"
     return text
+
+
+def _place(request: dict[str, Any]) -> tuple[str, int]:
+    return request["model"], request["length"]
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """Names that a request may hold: of methods and tasks, refused with the known ones where there is none of that name;
-and of what was measured when."""
+of tables, and of what was measured when."""
 
 from __future__ import annotations
 
@@ -54,3 +54,9 @@ def table_name(method: str, presets: Iterable[str | None], usual: str | None = N
 
 MethodNames = Annotated[tuple[str, ...], AfterValidator(_methods)]
 TaskNames = Annotated[tuple[str, ...], AfterValidator(_tasks)]
+
+
+def name_methods(request: dict[str, Any]) -> str:
+    """Return what tells a table from one of other methods: the first of its methods."""
+    names = request.get("methods") or ("full",)
+    return f"methods from {table_name(names[0], [None])} on"

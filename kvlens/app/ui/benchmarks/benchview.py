@@ -19,8 +19,8 @@ from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, headings, plain
 from kvlens.lab.bench.joined import alike, one
-from kvlens.lab.bench.qualitypage import ORDER, name_methods
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.bench.qualitypage import ORDER
+from kvlens.lab.results.names import measured_on, name_methods
 from kvlens.lab.results.summary import arm_titles
 
 RANKED = "by method"
