@@ -58,8 +58,8 @@ class FullAttention:
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return full attention of a plain layer [H_kv, T, G, n], and its entropy in nats [H_kv, T, G].
 
-        A weight p has -ln p = m - s - ln max(p), s its score and m the largest score. So the entropy is the mean of
-        m - s, less ln max(p): no weight needs a logarithm of its own."""
+        A weight p with score s has -ln p = m - s - ln max(p), where m is the largest score. The entropy is the mean of
+        this over the weights. It needs the logarithm of the largest weight alone."""
         weights, scores = self.layers(layer, 1)[0], self._scores
         scores -= scores.amax(-1, keepdim=True)
         scores[..., self._fewest :].masked_fill_(self._unwritten, 0.0)  # where -inf would meet a weight of 0

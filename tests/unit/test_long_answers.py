@@ -17,18 +17,19 @@ from kvlens.tasks.countdown import COUNTDOWN
 
 def row(method: str, prompt: int, **figures: Any) -> dict[str, Any]:
     """A row of a trial that ended, right and equal to full KV's unless figures say otherwise."""
-    usual = {"right": True, "counted": 89, "preset": "paper", "ids": [1, 2, 3, 4]}
+    usual = {"right": True, "named": True, "counted": 96, "preset": "paper", "ids": [1, 2, 3, 4]}
     return {"prompt": prompt, "method": method, **usual, **figures}
 
 
 def test_a_line_counts_right_ends_and_tokens_that_equal_full_kvs() -> None:
     rows = [row("full", number, preset=None) for number in range(4)]
-    rows += [row("h2o", 0), row("h2o", 1, right=False, ids=[1, 2, 9, 4])]
+    rows += [row("h2o", 0), row("h2o", 1, right=False, named=False, ids=[1, 2, 9, 4])]
     rows += [row("h2o", 2, right=False, ids=[7], counted=8)]
     rows += [{"prompt": 3, "method": "h2o", "refused": "too small"}]
-    full, h2o = lines_of(rows)
+    full, h2o = lines_of(PLANS["countdown"], rows)
     assert (full["method"], full["n"], full["right"], full["presets"], full["equal_tokens"]) == ("full", 4, 4, [], 4)
-    assert (h2o["n"], h2o["right"], h2o["counted"], h2o["equal_tokens"]) == (3, 1, 62, 2)
+    assert (h2o["n"], h2o["right"], h2o["counted"], h2o["equal_tokens"]) == (3, 1, pytest.approx(200 / 3), 2)
+    assert (h2o["whole"], h2o["named"]) == (2, 2), "the third names the number behind eight entries"
     assert (h2o["low"], h2o["high"]) == pytest.approx(wilson(1 / 3, 3))
     assert h2o["presets"] == ["paper"]
     cells = [
@@ -36,7 +37,7 @@ def test_a_line_counts_right_ends_and_tokens_that_equal_full_kvs() -> None:
         for line in table(PLANS["countdown"], [full, h2o]).splitlines()
     ]
     assert [line[2] for line in cells[2:]] == ["4 of 4", "1 of 3"]
-    assert cells[3][3:] == ["6 to 79 %", "62", "2"]
+    assert cells[3][3:] == ["6 to 79 %", "2", "2", "67", "2"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.app.figures.spancolors import UNKNOWN, coloraxis, groups, span_hover
-from kvlens.app.figures.theme import GREEN, SELECTED, SVG_POINTS, finish
+from kvlens.app.figures.theme import GREEN, SELECTED, finish
+
+SVG_POINTS = 2500
+"""points up to which a map is SVG; more are drawn by WebGL, which takes longer to begin"""
 
 
 def pca(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

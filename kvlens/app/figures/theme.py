@@ -10,8 +10,6 @@ BROWN = "#8C510A"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 #: Where a span is: in device memory, in host memory. More than 30 of CIEDE2000 apart for every colour vision.
 RESIDENT, HOST = "#005096", "#82CDF5"
-#: More points than this are drawn by WebGL.
-SVG_POINTS = 2500
 #: The selection has this colour everywhere.
 SELECTED = VERMILION
 #: 'Not recorded'.

@@ -94,6 +94,7 @@ class Runner:
         task = self._plan.task
         right, counted = task.score(prompt.answer, result.text) == 1.0, task.counted(result.text)
         row |= {"preset": choice.preset, "right": right, "counted": counted, "answer": prompt.answers[0]}
+        row["named"] = prompt.answers[0] in result.text
         row |= {"prompt_tokens": len(tokens.ids), "peak_bytes": result.peak_bytes, "end": result.text[-80:]}
         return row | {"ids": list(result.ids)}
 
@@ -145,14 +146,15 @@ def write(plan: Plan, out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     settings_row["new_tokens"] = plan.new_tokens
     ordered = sorted(rows, key=lambda row: (row["prompt"], METHODS.index(row["method"])))
     provenance = about(METHODS, MODEL) | {"model": MODEL, "dtype": "float32", "question": "in"} | settings_row
-    stored = {"about": provenance, "lines": lines_of(ordered), "rows": ordered}
+    stored = {"about": provenance, "lines": lines_of(plan, ordered), "rows": ordered}
     out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
     return stored
 
 
-def lines_of(rows: Sequence[Row]) -> list[Row]:
-    """Return a line per method: n, right (with Wilson's interval), the mean of entries that an answer writes right,
-    and the median of tokens equal to full KV's. A refused trial is not in n."""
+def lines_of(plan: Plan, rows: Sequence[Row]) -> list[Row]:
+    """Return a line per method: n, right (with Wilson's interval), answers with the whole list, answers with the number
+    anywhere, the mean of entries written right, and the median of tokens equal to full KV's. A refused trial is not in
+    n."""
     full = {row["prompt"]: row for row in rows if row["method"] == methods.REFERENCE}
     lines = []
     for method in METHODS:
@@ -162,6 +164,8 @@ def lines_of(rows: Sequence[Row]) -> list[Row]:
         right, n = sum(row["right"] for row in part), len(part)
         low, high = wilson(right / n, n)
         line = {"method": method, "n": n, "right": right, "low": low, "high": high}
+        line["named"] = sum(row["named"] for row in part)
+        line["whole"] = sum(row["counted"] >= plan.task.asked for row in part)
         line["counted"] = mean(row["counted"] for row in part)
         line["equal_tokens"] = median(equal_tokens(row["ids"], full[row["prompt"]]["ids"]) for row in part)
         lines.append(line | {"presets": sorted({str(row["preset"]) for row in part} - {"None"})})
@@ -177,14 +181,14 @@ def equal_tokens(ids: Sequence[int], reference: Sequence[int]) -> int:
 def table(plan: Plan, lines: Sequence[Row]) -> str:
     """Return the lines as Markdown."""
     entries = f"right entries, mean of {plan.task.asked}"
-    head = f"| method | preset | right | 95 % | {entries} | tokens equal to full KV's, median |"
+    head = f"| method | preset | right | 95 % | whole lists | number anywhere | {entries} | equal tokens, median |"
     body = []
     for line in lines:
         title, presets = methods.get(line["method"]).title, ", ".join(line["presets"]) or "-"
         interval = f"{100 * line['low']:.0f} to {100 * line['high']:.0f} %"
-        figures = f"{line['right']} of {line['n']} | {interval} | {line['counted']:.0f} | {line['equal_tokens']:.0f}"
-        body.append(f"| {title} | {presets} | {figures} |")
-    return "\n".join([head, "| --- | --- | ---: | ---: | ---: | ---: |", *body])
+        counts = f"{line['right']} of {line['n']} | {interval} | {line['whole']} | {line['named']}"
+        body.append(f"| {title} | {presets} | {counts} | {line['counted']:.0f} | {line['equal_tokens']:.0f} |")
+    return "\n".join([head, "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |", *body])
 
 
 def main() -> None:
