@@ -18,21 +18,29 @@ LONG = 2048
 BLOCK, CHUNK = 32, 256
 
 
-def best_rows(score: torch.Tensor, count: int) -> torch.Tensor:
+def best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
     """Return the `count` highest of each row, best first, the earlier one where two are equal: score [R, N] without NaN
-    -> int64 [R, min(count, N)], -1 where nothing above -inf is left. CUDA tensors take Triton, others PyTorch."""
-    if backend(score) == "triton" and score.dtype == torch.float32 and score.shape[1] <= MOST:
-        return best_rows_triton(score, count)
-    return best_rows_torch(score, count)
+    -> int64 [R, min(count, N)], -1 where nothing above -inf is left. ids int64 [N]: what to call the entries, None: by
+    their numbers. CUDA tensors take Triton, others PyTorch."""
+    if counts(score):
+        return best_rows_triton(score, count, ids)
+    return best_rows_torch(score, count, ids)
 
 
-def best_rows_torch(score: torch.Tensor, count: int) -> torch.Tensor:
+def counts(score: torch.Tensor) -> bool:
+    """Whether the kernel takes these rows."""
+    return backend(score) == "triton" and score.dtype == torch.float32 and score.shape[1] <= MOST
+
+
+def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
     """The reference; the kernel equals it bit for bit."""
     entries = score.shape[-1]
     if score.device.type == "cpu" and score.dtype == torch.float32 and count < entries and entries >= LONG:
-        return _selected(score, count)
-    order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
-    return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
+        best = _selected(score, count)
+    else:
+        order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
+        best = order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
+    return best if ids is None else ids[best.clamp(min=0)].masked_fill(best < 0, -1)
 
 
 def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
@@ -47,44 +55,67 @@ def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
     return order[:, :count].masked_fill(best[:, :count] == float("-inf"), -1)
 
 
-def best_rows_triton(score: torch.Tensor, count: int) -> torch.Tensor:
+def best_rows_triton(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
     """As `best_rows`, of float32."""
-    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count)
+    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count, ids)
     return out
 
 
-@torch.library.custom_op("kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count) -> Tensor")
-def _best_rows(score: torch.Tensor, count: int) -> torch.Tensor:
+@torch.library.custom_op(
+    "kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count, Tensor? ids) -> Tensor"
+)
+def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> torch.Tensor:
     """A custom operator, so that torch.compile takes it as one call."""
     rows, entries = score.shape
     width = min(count, entries)
     out = torch.empty(rows, width, dtype=torch.long, device=score.device)
     assert score.stride(1) == 1
+    assert ids is None or ids.is_contiguous()
     _place[(-(-entries // BLOCK), rows)](
-        score, out, entries, width, score.stride(0), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=True
+        score,
+        ids,
+        out,
+        entries,
+        width,
+        score.stride(0),
+        NAMED=ids is not None,
+        BLOCK=BLOCK,
+        CHUNK=CHUNK,
+        num_warps=4,
+        enable_fp_fusion=True,
     )
     return out
 
 
 @_best_rows.register_fake
-def _(score: torch.Tensor, count: int) -> torch.Tensor:
+def _(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> torch.Tensor:
     return score.new_empty(score.shape[0], min(count, score.shape[1]), dtype=torch.long)
 
 
 @jit
 def _place(  # type: ignore[no-untyped-def]
-    score_ptr, out_ptr, entries, width, score_r, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    score_ptr, ids_ptr, out_ptr, entries, width, score_r, NAMED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """One program: the places of BLOCK entries of a row. Every place is one entry's, so each is written once."""
+    """One program: the places of BLOCK entries of a row. Every place is one entry's, so each is written once. An entry
+    stands behind equal ones of the chunks before its own, and before those of the chunks behind."""
     r = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0) * BLOCK
+    own = first // CHUNK * CHUNK
+    i = first + tl.arange(0, BLOCK)
+    j = tl.arange(0, CHUNK)
     value = tl.load(score_ptr + r * score_r + i, mask=i < entries, other=float("-inf"))
     place = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, entries, CHUNK):
-        j = start + tl.arange(0, CHUNK)
-        rival = tl.load(score_ptr + r * score_r + j, mask=j < entries, other=float("-inf"))
-        higher = rival[None, :] > value[:, None]
-        earlier = (rival[None, :] == value[:, None]) & (j[None, :] < i[:, None])
-        place += tl.sum(((higher | earlier) & (j < entries)[None, :]).to(tl.int32), 1)
-    named = tl.where(value == float("-inf"), -1, i).to(tl.int64)
+    for start in range(0, own, CHUNK):
+        rival = tl.load(score_ptr + r * score_r + start + j)
+        place += tl.sum((rival[None, :] >= value[:, None]).to(tl.int32), 1)
+    rival = tl.load(score_ptr + r * score_r + own + j, mask=own + j < entries, other=float("-inf"))
+    earlier = (rival[None, :] == value[:, None]) & ((own + j)[None, :] < i[:, None])
+    place += tl.sum(((rival[None, :] > value[:, None]) | earlier).to(tl.int32), 1)
+    for start in range(own + CHUNK, entries, CHUNK):
+        rival = tl.load(score_ptr + r * score_r + start + j, mask=start + j < entries, other=float("-inf"))
+        place += tl.sum((rival[None, :] > value[:, None]).to(tl.int32), 1)
+    name = i.to(tl.int64)
+    if NAMED:
+        name = tl.load(ids_ptr + i, mask=i < entries, other=-1)
+    named = tl.where(value == float("-inf"), -1, name)
     tl.store(out_ptr + r * width + place, named, mask=(i < entries) & (place < width))

@@ -9,6 +9,15 @@ from kvlens.kernels.compat import jit, tl
 
 
 @jit
+def candidates(candidate_ptr, b, h, page, places, c_b, c_h, c_n, COUNTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which pages are candidates: by their flags, or, COUNTED, the first so many."""
+    if COUNTED:
+        return page < tl.load(candidate_ptr)
+    else:
+        return tl.load(candidate_ptr + b * c_b + h * c_h + page * c_n, mask=page < places, other=0) != 0
+
+
+@jit
 def score(  # type: ignore[no-untyped-def]
     q_ptr,
     lo_ptr,
@@ -34,6 +43,7 @@ def score(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     POOL: tl.constexpr,
     SOFT: tl.constexpr,
+    COUNTED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """One program: one (sequence, KV head) and one tile of pages. SOFT: scores [B, Hq, N] of every query head, and per
@@ -59,7 +69,7 @@ def score(  # type: ignore[no-untyped-def]
     lo = tl.load(lo_ptr + address, mask=inside[:, None], other=0.0).to(COMPUTE)
     s = tl.dot(tl.minimum(q, 0.0).to(COMPUTE), tl.trans(lo), acc=s, input_precision="ieee") * scaling
     # read last: held through the products it costs registers; what is no candidate spoils its own column alone
-    live = tl.load(candidate_ptr + b * c_b + h * c_h + page * c_n, mask=inside, other=0) != 0
+    live = candidates(candidate_ptr, b, h, page, places, c_b, c_h, c_n, COUNTED)
     if SOFT:
         s = tl.where(live[None, :], s, float("-inf"))
         row = bh * G + g
@@ -95,6 +105,7 @@ def pool_softmax(  # type: ignore[no-untyped-def]
     G: tl.constexpr,
     TILE: tl.constexpr,
     TP: tl.constexpr,
+    COUNTED: tl.constexpr,
     MEAN: tl.constexpr,
 ):
     """Finish the log-softmax over all pages from the tiles' maxima and sums, and pool it over the group: the largest,
@@ -102,8 +113,7 @@ def pool_softmax(  # type: ignore[no-untyped-def]
     bh = tl.program_id(0).to(tl.int64)
     page = tl.program_id(1) * TILE + tl.arange(0, TILE)
     each = tl.arange(0, TP)
-    address = candidate_ptr + (bh // HKV) * c_b + (bh % HKV) * c_h + page * c_n
-    live = tl.load(address, mask=page < places, other=0) != 0
+    live = candidates(candidate_ptr, bh // HKV, bh % HKV, page, places, c_b, c_h, c_n, COUNTED) & (page < places)
     best = tl.full((TILE,), float("-inf"), tl.float32)
     above = tl.zeros((TILE,), tl.float32)
     for g in tl.static_range(G):

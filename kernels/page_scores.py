@@ -30,8 +30,9 @@ TILE = 64
 def page_scores(
     q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scaling: float
 ) -> torch.Tensor:
-    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; candidate bool [B, H_kv, N]
-    -> [B, H_kv, N] float32, -inf where no candidate; of MaxS and MeanS the logarithm of the share.
+    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; candidate bool [B, H_kv, N],
+    or int64 0-d: the first so many pages -> [B, H_kv, N] float32, -inf where no candidate; of MaxS and MeanS the
+    logarithm of the share.
 
     An unscaled softmax is scaling = 1. CUDA tensors take Triton, but for head sizes that are no powers of two; others
     PyTorch.
@@ -56,6 +57,8 @@ def page_scores_torch(
     q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scaling: float
 ) -> torch.Tensor:
     """The reference, as the definition has it: float32 inside, float64 where q is float64."""
+    if candidate.dim() == 0:
+        candidate = (torch.arange(lo.shape[2], device=q.device) < candidate).expand(lo.shape[:3])
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     grouped, mean = q.to(wide).unflatten(1, (lo.shape[1], -1)), pooling.startswith("Mean")
     if pooling in ("MaxQ", "MeanQ"):
@@ -94,8 +97,10 @@ def _page_scores(
     out = torch.empty(batch, kv_heads, places, dtype=torch.float32, device=q.device)
     raw = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device) if soft else out
     stats = torch.empty(2, batch, heads, tiles, dtype=torch.float32, device=q.device) if soft else (None, None)
-    flags = candidate.view(torch.uint8)
-    common = {"HKV": kv_heads, "G": group, "TILE": TILE, "enable_fp_fusion": True}
+    counted = candidate.dim() == 0
+    flags = candidate if counted else candidate.view(torch.uint8)
+    places_of = (0, 0, 0) if counted else flags.stride()
+    common = {"HKV": kv_heads, "G": group, "TILE": TILE, "COUNTED": counted, "enable_fp_fusion": True}
     score[(batch * kv_heads, tiles)](
         q,
         lo,
@@ -109,7 +114,7 @@ def _page_scores(
         q.stride(0),
         q.stride(1),
         *lo.stride()[:3],
-        *flags.stride(),
+        *places_of,
         GP=max(MIN_DOT, next_power_of_two(group)),
         D=dim,
         POOL=pooling,
@@ -128,7 +133,7 @@ def _page_scores(
             math.log(group),
             places,
             tiles,
-            *flags.stride(),
+            *places_of,
             TP=next_power_of_two(tiles),
             MEAN=pooling == "MeanS",
             num_warps=2,

@@ -72,6 +72,7 @@ def gather_tokens_triton(
         *values.stride()[:2],
         D=dim,
         N=tokens,
+        BESIDE=behind == 1,
         num_warps=max(1, min(8, tokens // 4)),
         enable_fp_fusion=True,
     )
@@ -79,11 +80,25 @@ def gather_tokens_triton(
 
 @jit
 def _gather(  # type: ignore[no-untyped-def]
-    pool_ptr, listed_ptr, k_ptr, v_ptr, count, behind, k_h, k_s, v_h, v_s, D: tl.constexpr, N: tl.constexpr
+    pool_ptr,
+    listed_ptr,
+    k_ptr,
+    v_ptr,
+    count,
+    behind,
+    k_h,
+    k_s,
+    v_h,
+    v_s,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
     """One program: N tokens at a time, every num_programs-th N of them. Keys and values are read before either is
-    written, and the list an iteration ahead: more bytes under way at once."""
+    written, and the list an iteration ahead: more bytes under way at once. BESIDE: a token's values lie right behind
+    its keys, and both are read as one row."""
     d = tl.arange(0, D)
+    both = tl.arange(0, 2 * D)
     step = tl.num_programs(0) * N
     i = tl.program_id(0) * N + tl.arange(0, N)
     next_row = tl.load(listed_ptr + i, mask=i < count, other=0)
@@ -97,8 +112,16 @@ def _gather(  # type: ignore[no-untyped-def]
         next_row = tl.load(listed_ptr + i + step, mask=ahead, other=0)
         next_head = tl.load(listed_ptr + count + i + step, mask=ahead, other=0)
         next_slot = tl.load(listed_ptr + 2 * count + i + step, mask=ahead, other=0)
-        source = pool_ptr + row[:, None] * D + d[None, :]
-        k = tl.load(source, mask=live[:, None], other=0.0, eviction_policy="evict_first")
-        v = tl.load(source + behind, mask=live[:, None], other=0.0, eviction_policy="evict_first")
-        tl.store(k_ptr + (head * k_h + slot * k_s)[:, None] + d[None, :], k, mask=live[:, None])
-        tl.store(v_ptr + (head * v_h + slot * v_s)[:, None] + d[None, :], v, mask=live[:, None])
+        to_k = k_ptr + (head * k_h + slot * k_s)[:, None]
+        to_v = v_ptr + (head * v_h + slot * v_s)[:, None]
+        if BESIDE:
+            source = pool_ptr + row[:, None] * D + both[None, :]
+            token = tl.load(source, mask=live[:, None], other=0.0, eviction_policy="evict_first")
+            tl.store(to_k + both[None, :], token, mask=live[:, None] & (both < D)[None, :])
+            tl.store(to_v + both[None, :] - D, token, mask=live[:, None] & (both >= D)[None, :])
+        else:
+            source = pool_ptr + row[:, None] * D + d[None, :]
+            k = tl.load(source, mask=live[:, None], other=0.0, eviction_policy="evict_first")
+            v = tl.load(source + behind, mask=live[:, None], other=0.0, eviction_policy="evict_first")
+            tl.store(to_k + d[None, :], k, mask=live[:, None])
+            tl.store(to_v + d[None, :], v, mask=live[:, None])

@@ -171,13 +171,13 @@ class HookChecks:
 
     def rankable(self, hook: str, scores: torch.Tensor, layer: int | None = None) -> None:
         """Refuse NaN and +inf; -inf ranks last. Raises MethodFault, on a device with the next `settle`."""
-        if scores.numel():
+        if self.enabled and scores.numel():
             self._number(hook, scores.max(), SCORES, layer)
 
     def finite(self, hook: str, found: Any, *sizes: Size, layer: int | None = None) -> torch.Tensor:
         """Return `found` if it has one of `sizes` and holds finite numbers only. Raises as `rankable`."""
         checked: torch.Tensor = self.tensor(hook, found, sizes, "float or int", layer)
-        if checked.numel():
+        if self.enabled and checked.numel():
             self._number(hook, checked.abs().max(), NUMBERS, layer)
         return checked
 
@@ -210,7 +210,7 @@ class HookChecks:
         """largest: 0-d; NaN if any number is NaN."""
         import torch
 
-        if not self.enabled or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return
         if largest.device.type != "cpu":
             error = self.fault(hook, "returned wrong numbers", expected, "NaN or inf", layer)

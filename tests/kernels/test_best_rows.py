@@ -8,7 +8,7 @@ import torch
 from kvlens.kernels.best_rows import best_rows, best_rows_torch, best_rows_triton
 
 
-@pytest.mark.parametrize("entries", [1, 31, 300])
+@pytest.mark.parametrize("entries", [1, 31, 300, 700])
 @pytest.mark.parametrize("count", [1, 5, 400])
 def test_the_kernel_is_a_stable_sort(entries: int, count: int) -> None:
     g = torch.Generator().manual_seed(entries)
@@ -21,6 +21,10 @@ def test_the_kernel_is_a_stable_sort(entries: int, count: int) -> None:
     found = best_rows_triton(wider[:, :entries], count)
     assert torch.equal(found, best_rows_torch(score, count))
     assert torch.equal(best_rows(score, count), found)
+    ids = torch.arange(entries, 0, -1) * 3
+    named = torch.where(found < 0, found, ids[found])
+    assert torch.equal(best_rows_triton(wider[:, :entries], count, ids), named)
+    assert torch.equal(best_rows(score, count, ids), named)
 
 
 def test_equal_zeros_of_either_sign_stand_in_their_order() -> None:

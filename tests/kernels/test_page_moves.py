@@ -107,6 +107,25 @@ def test_without_slots_a_units_place_in_its_row_is_its_slot(ctas: int) -> None:
     assert not torch.equal(results[0][0], bits(keys))
 
 
+@pytest.mark.parametrize("ctas", [1, 3])
+@pytest.mark.parametrize("dtype", list(BITS))
+@pytest.mark.parametrize("named", [False, True])
+def test_units_of_one_token_are_gathered_as_rows(named: bool, dtype: torch.dtype, ctas: int) -> None:
+    g = torch.Generator().manual_seed(ctas)
+    pool = noise((60, HEADS, 2, 1, 32), dtype, g)
+    keys, values = (noise((41, HEADS, 1, 32), dtype, g) for _ in range(2))
+    unit = torch.randint(0, 60, (HEADS, 41), generator=g) * HEADS + torch.arange(HEADS)[:, None]
+    unit = torch.where(torch.rand(unit.shape, generator=g) < 0.4, -1, unit).int()
+    slot = torch.rand(HEADS, 41, generator=g).argsort(1).int() if named else None
+    results = []
+    for move in (gather_torch, partial(move_triton, to_pool=False, ctas=ctas)):
+        k, v = keys.clone(), values.clone()
+        move(pool, unit, slot, k, v)
+        results.append([bits(x) for x in (k, v)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert not torch.equal(results[0][0], bits(keys))
+
+
 def test_nothing_to_move() -> None:
     g = torch.Generator().manual_seed(1)
     pool, keys, values = (

@@ -97,6 +97,19 @@ def test_candidates_shared_by_all_heads_and_bounds_that_lie_side_by_side() -> No
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["MeanS", "MaxQK"])
+@pytest.mark.parametrize("count", [0, 1, 70, 130])
+def test_the_first_so_many_pages_are_candidates_as_flags_are(count: int, pooling: Pooling) -> None:
+    g = torch.Generator().manual_seed(count)
+    q, one, two = torch.randn(1, 8, 32, generator=g), *torch.randn(2, 1, 2, 130, 32, generator=g)
+    bounds = torch.minimum(one, two), torch.maximum(one, two)
+    flags = (torch.arange(130) < count).expand(1, 2, -1)
+    for take in (page_scores_triton, page_scores_torch, page_scores):
+        found = take(q, *bounds, torch.tensor(count), pooling, 0.5)
+        assert torch.equal(found, take(q, *bounds, flags, pooling, 0.5))
+        assert int(torch.isfinite(found).sum()) == 2 * count
+
+
 def test_the_bound_is_one_of_every_token() -> None:
     g = torch.Generator().manual_seed(0)
     keys, q = torch.randn(2, 9, 8, 64, generator=g).double(), torch.randn(2, 3, 64, generator=g).double()

@@ -10,7 +10,9 @@ from kvlens.kernels.token_gather import gather_tokens, gather_tokens_triton
 from kvlens.link import cuda_link
 from kvlens.link.copies import Tokens
 
-HEADS, SLOTS, BEHIND, ROWS = 3, 40, 16, 256
+HEADS, SLOTS, ROWS = 3, 40, 256
+BEHIND = (1, 16)
+"""rows from a token's keys to its values: side by side, or a page apart"""
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
 
@@ -20,13 +22,13 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype, g: torch.Generator) -> tor
     return whole.to(torch.int32).view(dtype) if dtype == torch.float32 else whole.to(torch.int16).view(dtype)
 
 
-def scattered(count: int, dim: int, dtype: torch.dtype) -> Tokens:
+def scattered(count: int, dim: int, dtype: torch.dtype, behind: int = 1) -> Tokens:
     """Tokens anywhere in the pool, into slots anywhere; the slots of a head are token-major."""
     g = torch.Generator().manual_seed(count)
     keys, values = (noise((SLOTS, HEADS, dim), dtype, g).transpose(0, 1) for _ in range(2))
     places = torch.randperm(HEADS * SLOTS, generator=g)[:count].numpy()
-    rows = torch.randint(0, ROWS - BEHIND, (count,), generator=g).numpy()
-    return Tokens(keys, values, noise((ROWS, dim), dtype, g), rows, BEHIND, places // SLOTS, places % SLOTS)
+    rows = torch.randint(0, ROWS - behind, (count,), generator=g).numpy()
+    return Tokens(keys, values, noise((ROWS, dim), dtype, g), rows, behind, places // SLOTS, places % SLOTS)
 
 
 def copied_one_by_one(tokens: Tokens) -> list[torch.Tensor]:
@@ -41,11 +43,14 @@ def copied_one_by_one(tokens: Tokens) -> list[torch.Tensor]:
 @pytest.mark.parametrize("take", [gather_tokens_triton, gather_tokens])
 @pytest.mark.parametrize(("count", "dim"), [(1, 16), (17, 64), (119, 32)])
 @pytest.mark.parametrize("dtype", list(BITS))
-def test_every_bit_arrives_and_no_other_is_touched(dtype: torch.dtype, count: int, dim: int, take: object) -> None:
-    tokens = scattered(count, dim, dtype)
+@pytest.mark.parametrize("behind", BEHIND)
+def test_every_bit_arrives_and_no_other_is_touched(
+    behind: int, dtype: torch.dtype, count: int, dim: int, take: object
+) -> None:
+    tokens = scattered(count, dim, dtype, behind)
     exact = copied_one_by_one(tokens)
     listed = torch.from_numpy(np.stack((tokens.rows, tokens.heads, tokens.slots)))
-    take(tokens.pool, BEHIND, listed, tokens.keys, tokens.values)  # type: ignore[operator]
+    take(tokens.pool, behind, listed, tokens.keys, tokens.values)  # type: ignore[operator]
     for side, expected in zip((tokens.keys, tokens.values), exact, strict=True):
         assert torch.equal(side.contiguous().view(BITS[dtype]), expected)
 

@@ -16,8 +16,8 @@ KERNELS = {
     "full": {"split", "_merge"},
     "chess": {"bias_of_slots", "table_of_pages"},
     "freekv": {"plan_zone", "_move", "bias_of_slots"},
-    "sentkv": {"plan_zone", "_move"},
-    "sekv": {"plan_zone", "_move", "_list", "rebuild_tile", "_fill", "bias_of_slots"},
+    "sentkv": {"plan_zone", "_gather_tokens"},
+    "sekv": {"plan_zone", "_gather_tokens", "_list", "rebuild_tile", "_fill", "bias_of_slots"},
 }
 """some of what each method's steps launch"""
 

@@ -110,9 +110,7 @@ def test_scores_far_apart_are_still_ranked() -> None:
     """Unscaled scores of large heads differ by hundreds: their softmax underflows to zero, their logarithm does not."""
     summary = torch.zeros(1, 4, 4)
     summary[0, :, ::2] = torch.tensor([-300.0, 500.0, -200.0, 100.0])[:, None]
-    scores = freekv_score.page_scores(
-        torch.tensor([[[1.0, 0.0]] * 2]), summary, torch.ones(4, dtype=torch.bool), "MeanS", 1.0
-    )
+    scores = freekv_score.page_scores(torch.tensor([[[1.0, 0.0]] * 2]), summary, torch.tensor(4), "MeanS", 1.0)
     assert best(scores, 4)[0].tolist() == [1, 3, 2, 0]
 
 

@@ -15,10 +15,12 @@ from typing import cast
 import torch
 
 from kvlens.kernels.best_rows import best_rows_triton
+from kvlens.kernels.chunk_reads import chunk_reads_triton
 from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
+from kvlens.kernels.span_routes import POOLS, RouteTable, routed_triton
 from kvlens.kernels.token_gather import gather_tokens_triton
 from kvlens.kernels.turned_reads import turned_reads_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
@@ -72,7 +74,12 @@ def cases() -> Iterator[Case]:
     for page in (1, 32):
         yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
     for dim, dtype in ((64, FP16), (128, BF16), (256, BF16), (64, FP32)):
-        yield f"scattered tokens, D {dim}, {_name(dtype)}", partial(_gather, dim, dtype)
+        for behind in (1, 32):
+            name = "side by side" if behind == 1 else "apart"
+            yield (
+                f"scattered tokens, keys and values {name}, D {dim}, {_name(dtype)}",
+                partial(_gather, dim, dtype, behind),
+            )
     for name, page, wishes, cells, variant in (
         ("pages of 32", 32, 32, 32, ""),
         ("pages of 32, nothing reused", 32, 32, 32, "anew"),
@@ -96,6 +103,12 @@ def cases() -> Iterator[Case]:
     yield "D 128, bf16, one sequence", partial(_turn_and_write, 1)
     yield "D 128, bf16, 8 sequences", partial(_turn_and_write, 8)
     yield "rows of 4096", lambda: best_rows_triton(torch.empty(HEADS, 4096), 32)
+    ids = torch.zeros(4096, dtype=torch.int64)
+    yield "rows of 4096, by their names", lambda: best_rows_triton(torch.empty(HEADS, 4096), 4096, ids)
+    order, quota = torch.zeros(HEADS, 4096, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    yield "tokens of 4096 chunks", lambda: chunk_reads_triton(order, ids, quota, 2)
+    for pool, own in product(POOLS, (False, True)):
+        yield f"G 4, D 128, 32 to route by, {pool}{', own projections' if own else ''}", partial(_routes, pool, own)
     yield "G 4, D 128, bf16, 32 wishes", _turned
 
 
@@ -159,10 +172,17 @@ def _turned() -> object:
     return turned_reads_triton(q, wishes, q.clone(), wishes.clone(), 4098, 0.8, "mean")
 
 
-def _gather(dim: int, dtype: torch.dtype) -> None:
+def _routes(pool: str, own: bool) -> object:
+    weight = torch.empty(HEADS * (GROUP if own else 1), 32, 128)
+    summary, ids = torch.empty(HEADS * GROUP, 513, 32, dtype=BF16), torch.zeros(513, dtype=torch.int64)
+    table = RouteTable(weight, summary, torch.empty(513), ids, torch.empty(HEADS * GROUP))
+    return routed_triton(torch.empty(HEADS * GROUP, 128, dtype=BF16), table, HEADS, 514, pool)
+
+
+def _gather(dim: int, dtype: torch.dtype, behind: int) -> None:
     """Into token-major slots of a layer."""
     slots = torch.empty(100, HEADS, dim, dtype=dtype).transpose(0, 1)
-    gather_tokens_triton(torch.empty(64, dim, dtype=dtype), 32, torch.zeros(3, 40, dtype=torch.int64), slots, slots)
+    gather_tokens_triton(torch.empty(64, dim, dtype=dtype), behind, torch.zeros(3, 40, dtype=torch.int64), slots, slots)
 
 
 def _move(dim: int, page: int, to_pool: bool, ordered: bool = False) -> None:

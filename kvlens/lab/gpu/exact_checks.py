@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.kernels import best_rows, slot_tables, token_gather, zone_torch
+from kvlens.kernels import best_rows, chunk_reads, slot_tables, token_gather, zone_torch
 from kvlens.lab.gpu import drawn
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.kernels import page_moves, zone_plan
@@ -35,9 +35,9 @@ def ways(bench: Bench) -> list[Way]:
     moved: list[Way] = [
         (f"{check.__name__}, {_named(dtype)}", partial(check, bench, dtype))
         for dtype in DTYPES
-        for check in (_moves, _tokens, _arrived)
+        for check in (_moves, _single, _tokens, _arrived)
     ]
-    return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables, _best))]
+    return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables, _best, _chunks))]
 
 
 def _named(dtype: torch.dtype) -> str:
@@ -50,8 +50,24 @@ def _best(bench: Bench) -> Iterator[CheckRow]:
         score = torch.randint(-40, 40, (HEADS, entries)).float()
         score[1] = torch.randn(entries)
         score[score == -40] = -torch.inf
+        ids = 2 * torch.arange(entries) + 1
         results = best_rows.best_rows(score.to(bench.device.at), count)
         yield same(f"best {count} of {entries} entries", results, best_rows.best_rows_torch(score, count))
+        results = best_rows.best_rows(score.to(bench.device.at), count, ids.to(bench.device.at))
+        exact = best_rows.best_rows_torch(score, count, ids)
+        yield same(f"best {count} of {entries} entries, by their names", results, exact)
+
+
+def _chunks(bench: Bench) -> Iterator[CheckRow]:
+    """Chunks of which some rows are not in use, read to their end, in part and not at all."""
+    for rows, quota in ((300, 70),) if bench.dry else ((2048, 3272), (8192, 13_000), (8192, 10**6)):
+        order = torch.stack([torch.randperm(rows) for _ in range(HEADS)])
+        order[1, rows // 3 :] = -1
+        given = order, torch.randint(1, 17, (rows,)), torch.tensor([quota])
+        results = chunk_reads.chunk_reads(*(x.to(bench.device.at) for x in given), 2)
+        exact = chunk_reads.chunk_reads_torch(*given, 2)
+        for subject, item, two in zip(exact._fields, results, exact, strict=True):
+            yield same(f"{quota} tokens of {rows} chunks: {subject}", item, two)
 
 
 def same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:
@@ -86,18 +102,36 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
 
 def _tokens(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     """Scattered tokens out of pinned memory, as the engine's link fetches them."""
-    count, slots, behind = 37 if bench.dry else 5000, 1024, 32
+    count, slots = 37 if bench.dry else 5000, 1024
     pool = bench.device.pinned(8192, DIM, dtype=dtype)
     pool.copy_(bench.device.normal(*pool.shape, dtype=dtype))
     places = torch.randperm(HEADS * slots)[:count]
-    listed = torch.stack((torch.randint(0, len(pool) - behind, (count,)), places // slots, places % slots))
-    exact = [torch.zeros(HEADS, slots, DIM, dtype=dtype) for _ in range(2)]
+    for behind in (1, 32):
+        listed = torch.stack((torch.randint(0, len(pool) - behind, (count,)), places // slots, places % slots))
+        exact = [torch.zeros(HEADS, slots, DIM, dtype=dtype) for _ in range(2)]
+        present = [x.to(bench.device.at) for x in exact]
+        token_gather.gather_tokens(pool, behind, listed.to(bench.device.at), present[0], present[1])
+        token_gather.gather_tokens_torch(pool, behind, listed, exact[0], exact[1])
+        bench.device.wait()
+        for side, ours, expected in zip(("keys", "values"), present, exact, strict=True):
+            yield same(f"token gather, {_named(dtype)}, values {behind} rows behind keys: {side}", ours, expected)
+
+
+def _single(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
+    """k4 with units of one token, whose slots are their places."""
+    kv, cells = bench.model.kv, 37 if bench.dry else 3000
+    pool = bench.device.pinned(4096, kv.kv_heads, 2, 1, kv.head_dim, dtype=dtype)
+    pool.copy_(bench.device.normal(*pool.shape, dtype=dtype))
+    heads = torch.arange(kv.kv_heads)[:, None]
+    unit = torch.randint(0, 4096, (kv.kv_heads, cells)) * kv.kv_heads + heads
+    unit = torch.where(torch.rand(unit.shape) < 0.5, -1, unit).int()
+    exact = [torch.zeros(cells, kv.kv_heads, 1, kv.head_dim, dtype=dtype) for _ in range(2)]
     present = [x.to(bench.device.at) for x in exact]
-    token_gather.gather_tokens(pool, behind, listed.to(bench.device.at), present[0], present[1])
-    token_gather.gather_tokens_torch(pool, behind, listed, exact[0], exact[1])
+    page_moves.gather(pool, unit.to(bench.device.at), None, *present)
+    page_moves.gather_torch(pool, unit, None, *exact)
     bench.device.wait()
     for side, ours, expected in zip(("keys", "values"), present, exact, strict=True):
-        yield same(f"token gather, {_named(dtype)}: {side}", ours, expected)
+        yield same(f"k4 gather of single tokens, {_named(dtype)}: {side}", ours, expected)
 
 
 def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:

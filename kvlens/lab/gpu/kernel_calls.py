@@ -61,20 +61,20 @@ def move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step
 
 
 def token_step(bench: Bench, count: int, tokens: int | None, ctas: int | None) -> Step:
-    """Single tokens anywhere in the pool, into slots anywhere. tokens, ctas: as gather_tokens_triton takes them, on
-    CUDA only."""
+    """Single tokens anywhere in the pool, into slots anywhere. A token's values lie right behind its keys, as in every
+    run that fetches tokens. tokens, ctas: as gather_tokens_triton takes them, on CUDA only."""
     kv, position = bench.model.kv, bench.device.at
     rows = bench.pool.view(-1, kv.head_dim)
     slots = -(-2 * count // kv.kv_heads)
     places = torch.randperm(kv.kv_heads * slots)[:count]
-    token = torch.randint(0, len(rows) // (2 * PAGE), (count,)) * (2 * PAGE) + torch.randint(0, PAGE, (count,))
+    token = 2 * torch.randint(0, len(rows) // 2, (count,))
     listed = torch.stack((token, places // slots, places % slots)).to(position)
     keys, values = (
         torch.zeros(kv.kv_heads, slots, kv.head_dim, dtype=torch.bfloat16, device=position) for _ in range(2)
     )
     if tokens is not None and ctas is not None:
-        return lambda: gather_tokens_triton(rows, PAGE, listed, keys, values, tokens, ctas)
-    return lambda: gather_tokens(rows, PAGE, listed, keys, values)
+        return lambda: gather_tokens_triton(rows, 1, listed, keys, values, tokens, ctas)
+    return lambda: gather_tokens(rows, 1, listed, keys, values)
 
 
 def zone_step(bench: Bench, zone: drawn.Zone, plan: Planner) -> Step:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from kvlens.kernels import merge, page_attend, page_scores, turned_reads
+from kvlens.kernels import merge, page_attend, page_scores, span_routes, turned_reads
 from kvlens.kernels.page_attend import Pages
 from kvlens.lab.gpu import drawn, exact_checks
 from kvlens.lab.gpu.failures import sentence
@@ -172,7 +172,32 @@ def _turned(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
         yield exact_checks.same(f"turned heads, {kind.name}: {name}", values, target)
 
 
-CHECKS = (_attend, _merge, _scores, _spans, _turned)
+def _routes(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
+    """Thresholds lie in a gap of the scores, so that no rounding asks for another span."""
+    rows, dim = (70, 8) if bench.dry else (2048, 32)
+    q = bench.device.normal(HEADS * GROUP, DIM, dtype=kind.dtype)
+    ids = torch.randperm(rows + 1)[:rows]
+    for pool, own in (("max", False), ("mean", True)):
+        weight = torch.randn(HEADS * (GROUP if own else 1), dim, DIM) * DIM**-0.5
+        summary = torch.randn(HEADS * GROUP, rows, dim).to(kind.dtype)
+        length = torch.randint(1, 65, (rows,)).float()
+        exact = span_routes.RouteTable(weight, summary, length, ids, torch.zeros(HEADS * GROUP))
+        scores = span_routes.scores_torch(_wide(q), exact)
+        low, high = scores.sort(1).values[:, -rows // 4 : -rows // 8].unfold(1, 2, 1).unbind(-1)
+        gap = (high - low).argmax(1, keepdim=True)
+        exact = exact._replace(threshold=((low + high) / 2).gather(1, gap)[:, 0].float())
+        ours = span_routes.RouteTable(*(x.to(bench.device.at) for x in exact))
+        results = span_routes.routed(q, ours, HEADS, rows + 1, pool)
+        expected = span_routes.routed_torch(_wide(q), exact, HEADS, rows + 1, pool)
+        name = f"spans asked for, {kind.name}, {pool}"
+        yield exact_checks.same(f"{name}: by query head", results.fine, expected.fine)
+        wished = [
+            torch.zeros(HEADS, rows + 2).scatter(1, x.cpu() + 1, 1.0)[:, 1:] for x in (results.wishes, expected.wishes)
+        ]
+        yield exact_checks.same(f"{name}: by KV head", *wished)
+
+
+CHECKS = (_attend, _merge, _scores, _spans, _turned, _routes)
 PART = Part(
     "checks",
     measure,

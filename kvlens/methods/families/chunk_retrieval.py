@@ -43,6 +43,8 @@ class ChunkRetrieval(Method):
             "at the end of prefill: [bytes of the closed chunks' index, bytes of the full KV of their tokens]"
         ),
     }
+    scores_stored = False
+    """`score` takes q and the index in the types that they are stored in, not in float32"""
     params: Any
 
     def __init__(self, params: Any, context: RunContext) -> None:
@@ -61,8 +63,8 @@ class ChunkRetrieval(Method):
 
     @abstractmethod
     def score(self, q: torch.Tensor, index: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-        """q [H_kv, G, D], index [H_kv, C, F], both float32, alive bool [C]: rows in use -> float32 [H_kv, R, C], -inf
-        for rows not in use; R = G where every query head selects for itself, else 1."""
+        """q [H_kv, G, D], index [H_kv, C, F], both float32 or as stored, alive bool [C]: rows in use -> float32 [H_kv,
+        R, C], -inf for rows not in use; R = G where every query head selects for itself, else 1."""
 
     @property
     def equal_reuse(self) -> bool:
@@ -172,27 +174,27 @@ class ChunkRetrieval(Method):
         import torch
 
         from kvlens.memory.placement import Selection, index_read
-        from kvlens.methods.families.token_choice import ranking, take
+        from kvlens.methods.families.token_choice import choose
 
         plan, shape = self._plan, self.context.shape
         if layer < plan.dense or not plan.rows:
             return None
         row, alive = layer - plan.dense, self._lengths > 0
-        score = self.score(q.float().view(shape.kv_heads, -1, shape.head_dim), self._index[row].float(), alive)
+        grouped, stored = q.unflatten(0, (shape.kv_heads, -1)), self._index[row]
+        if not self.scores_stored:
+            grouped, stored = grouped.float(), stored.float()
         sizes = tuple((shape.kv_heads, readers, plan.rows) for readers in (shape.group, 1))
-        score = self.checks.scores("score", score, *sizes, layer=layer)
-        selected = take(score, self._lengths, self._quota)
-        ranked = ranking(score, selected)
+        score = self.checks.scores("score", self.score(grouped, stored, alive), *sizes, layer=layer)
+        tokens, fine, wishes = choose(score, self._lengths, self._quota, plan.first_id, shape.group)
         if row == 0:
             self.note("token_budget", self._seen)
-        ids = slice(plan.first_id, plan.first_id + plan.rows)
-        tokens = selected.new_zeros(shape.kv_heads, shape.group, ids.stop)
-        tokens[:, :, ids] = selected
-        logged = torch.full((shape.kv_heads, ids.stop), float("nan"), device=q.device)
-        logged[:, ids] = score.amax(1).masked_fill(~alive, float("nan"))
+        logged = None
+        if self.keeps_journal:
+            logged = torch.full((shape.kv_heads, plan.first_id + plan.rows), float("nan"), device=q.device)
+            logged[:, plan.first_id :] = score.amax(1).masked_fill(~alive, float("nan"))
         return Selection(
-            tokens > 0,
-            torch.where(ranked < 0, ranked, ranked + plan.first_id),
+            fine,
+            wishes,
             tokens=tokens,
             equal_reuse=self.equal_reuse,
             fits=True,

@@ -29,8 +29,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     family = "page_retrieval"
     ranks_stored = False
-    """`rank` takes q and summaries in the types that they are stored in, not in float32, and gives one score a page,
-    -inf where there is none"""
+    """`rank` takes q and summaries in the types that they are stored in, not in float32, the number of pages int64 0-d
+    in place of what is there, and gives one score a page, -inf where there is none"""
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         """What `rank` found [H_kv, P], as the record is to have it."""
@@ -103,7 +103,9 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         plan, grouped = self._plan, q.unflatten(0, (self.context.shape.kv_heads, -1))
         assert plan is not None
         grouped = grouped if self.ranks_stored else grouped.float()
-        present = torch.arange(plan.pages, device=q.device) < self._filled
+        present = self._filled
+        if not self.ranks_stored:
+            present = torch.arange(plan.pages, device=q.device) < present
         sizes = ((*grouped.shape[:2], plan.pages), (len(grouped), 1, plan.pages))
         stored = self._summaries[at]
         ranked = self.rank(grouped, stored if self.ranks_stored else stored.float(), present)

@@ -17,14 +17,13 @@ def summarise(keys: torch.Tensor) -> torch.Tensor:
 
 
 def page_scores(
-    q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scale: float
+    q: torch.Tensor, summary: torch.Tensor, pages: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
-    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D] as stored, candidate bool [P] -> [H_kv,
-    P], -inf where no candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies
-    the bounds."""
+    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D] as stored, of which the first `pages` (int64
+    0-d) are there -> [H_kv, P], -inf for the others; of MeanS and MaxS the logarithm (app. B.2;
+    kernels/page_scores.py). `scale` multiplies the bounds."""
     low, high = summary[None].chunk(2, -1)
-    able = candidate.expand(1, len(summary), -1)
-    return kernel.page_scores(q.flatten(0, 1)[None], low, high, able, pooling, scale)[0]
+    return kernel.page_scores(q.flatten(0, 1)[None], low, high, pages, pooling, scale)[0]
 
 
 def published(scores: torch.Tensor, pooling: str) -> torch.Tensor:

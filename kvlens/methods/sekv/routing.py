@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlens.kernels.best_rows import best_rows
+from kvlens.kernels.span_routes import Routes, RouteTable, fits, routed_triton
 from kvlens.memory.placement import Gate, Selection, index_read
 from kvlens.methods.run_inputs import RunContext
 from kvlens.methods.sekv import router as sekv_router
@@ -154,6 +155,16 @@ class Routing:
         """z of eq. 9 for scores [Hq, T, C]."""
         return sekv_router.expand(score, self.threshold[layer])
 
+    def routes(self, layer: int, q: torch.Tensor, spans: int) -> Routes | None:
+        """Return what queries [Hq, D] of a layer ask for, of `spans` span ids, by the kernel; None where it does not
+        take them."""
+        if self.by_piece:
+            return None
+        table = RouteTable(self.weight[layer], self.table[layer], self.length, self.span, self.threshold[layer])
+        if not fits(q, table, self.params.pool):
+            return None
+        return routed_triton(q, table, self.shape.kv_heads, spans, self.params.pool)
+
     def pooled(self, score: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
         """Return the priority of a span for its KV head [H_kv, C] from scores [H_kv, G, C] and who asks for it, bool of
         the same shape."""
@@ -196,6 +207,10 @@ def selection(
     to choose."""
     if params.zoom == "off" or len(routing.span) == 0 or layer in whole.all:
         return None
+    if not records and params.reconstruction and layer not in whole.some:
+        routes = routing.routes(layer, q, capacity)
+        if routes is not None:
+            return _asked(params, routing, routes.fine, routes.wishes)
     alive = routing.span > 0
     if layer in whole.some:
         alive = alive & ~whole.mask[layer, :, None]
@@ -205,19 +220,10 @@ def selection(
     empty = torch.zeros(*z.shape[:2], capacity, dtype=torch.bool, device=q.device)
     index = routing.span.expand_as(z)
     priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
-    order = best_rows(priority, priority.shape[1])
-    wishes = routing.span[order.clamp(min=0)].masked_fill(order < 0, -1)
+    wishes = best_rows(priority, priority.shape[1], routing.span)
     if not params.reconstruction:
         z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
-    later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-    result = Selection(
-        empty.scatter(2, index, z),
-        wishes,
-        now=later,
-        cause="zoom",
-        later_cause="zoom",
-        index_bytes=index_read(routing.bytes_read),
-    )
+    result = _asked(params, routing, empty.scatter(2, index, z), wishes)
     if not records:
         return result
     nan = torch.full((shape.kv_heads, capacity), float("nan"), device=q.device)
@@ -229,3 +235,13 @@ def selection(
     highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
     gate = Gate(highest.amax(-1).flatten(), routing.threshold[layer])
     return replace(result, zoomable=zoomable, score=logged, gate=gate)
+
+
+def _asked(params: SeKVParameters, routing: Routing, fine: torch.Tensor, wishes: torch.Tensor) -> Selection:
+    """Spans that are asked for, fine bool [H_kv, G, S], and wishes [H_kv, C], as a selection without what is for the
+    log."""
+    later = None
+    if params.zoom == "next":
+        later = torch.zeros(len(wishes), dtype=torch.bool, device=wishes.device)
+    read = index_read(routing.bytes_read)
+    return Selection(fine, wishes, now=later, cause="zoom", later_cause="zoom", index_bytes=read)

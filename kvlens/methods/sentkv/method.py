@@ -34,7 +34,7 @@ class SentKVCompress(ChunkRetrieval):
     segmenters = (Segmenter("sentence chunks (SentKVCompress)", ("length", "deviation", "marks", "sinks")),)
     Parameters = SentKVParameters
     presets = PRESETS
-    static_ready = True
+    static_ready = scores_stored = True
     params: SentKVParameters
 
     @classmethod
@@ -47,10 +47,10 @@ class SentKVCompress(ChunkRetrieval):
         return extremes(keys)
 
     def score(self, q: torch.Tensor, index: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-        from kvlens.methods.sentkv.select import bounds, pool
+        from kvlens.methods.sentkv.select import scores
 
         scale = q.shape[-1] ** -0.5 if self.params.score_scale == "sqrt" else 1.0
-        return pool(bounds(q, index), alive, self.params.group, scale)
+        return scores(q, index, alive, self.params.group, scale)
 
     @property
     def equal_reuse(self) -> bool:

@@ -11,10 +11,28 @@ import math
 import torch
 from torch import Tensor
 
+from kvlens.kernels.choice import backend
+from kvlens.kernels.page_scores import Pooling, fits, page_scores_triton
+
+KERNELS: dict[str, Pooling] = {"max": "MaxQK", "mean": "MeanS"}
+"""how k2 pools what a group agrees on by; MeanS gives the logarithm"""
+
 
 def extremes(keys: Tensor) -> Tensor:
     """Element-wise maxima, then minima, of a chunk's keys: [..., m, D] -> [..., 2 D]."""
     return torch.cat((keys.amax(-2), keys.amin(-2)), -1)
+
+
+def scores(q: Tensor, extreme: Tensor, alive: Tensor, group: str, scale: float) -> Tensor:
+    """Scores of the readers, as `pool` has them, of q [H_kv, G, D] and extreme [H_kv, C, 2 D] as they are stored. On
+    CUDA the products and the pooling are k2's (kernels/page_scores.py), but for 'native'."""
+    if group in KERNELS and backend(q) == "triton" and fits(q.shape[-1]):
+        high, low = extreme[None].chunk(2, -1)
+        able = alive.expand(1, len(extreme), -1)
+        pooling = KERNELS[group]
+        found = page_scores_triton(q.flatten(0, 1)[None], low, high, able, pooling, 1.0 if group == "max" else scale)
+        return (found.exp().masked_fill(~alive, -math.inf) if pooling == "MeanS" else found)[0, :, None]
+    return pool(bounds(q.float(), extreme.float()), alive, group, scale)
 
 
 def bounds(q: Tensor, extreme: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ THREAD_BYTES = 16
 CTAS = 12
 """Programs that copy, so SMs that the forward pass goes without at most: where vLLM's copy kernel starts (vllm #42212),
 not tuned."""
+TOKENS = 16
+"""units of one token that a program has under way at once"""
 
 
 def gather(
@@ -92,6 +94,24 @@ def move_triton(
     assert unit.is_contiguous()
     assert slot is None or slot.is_contiguous()
     assert keys.stride(3) == values.stride(3) == 1
+    if page == 1 and not to_pool:
+        _gather_tokens[(min(ctas, -(-unit.numel() // TOKENS)),)](
+            pool,
+            unit,
+            slot,
+            keys,
+            values,
+            unit.numel(),
+            unit.shape[-1],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            HKV=kv_heads,
+            D=dim,
+            N=TOKENS,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+        return
     _move[(min(ctas, unit.numel()),)](
         pool,
         unit,
@@ -164,3 +184,44 @@ def _move(  # type: ignore[no-untyped-def]
                 v = tl.load(unit_v, eviction_policy="evict_first")
                 tl.store(slot_k, k)
                 tl.store(slot_v, v)
+
+
+@jit
+def _gather_tokens(  # type: ignore[no-untyped-def]
+    pool_ptr,
+    unit_ptr,
+    slot_ptr,
+    k_ptr,
+    v_ptr,
+    moves,
+    row,
+    k_slot,
+    k_h,
+    v_slot,
+    v_h,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The gather of units of one token, whose keys and values lie side by side. One program: N moves at a time, every
+    num_programs-th N of them, each read as one row; the list is read an iteration ahead."""
+    both = tl.arange(0, 2 * D)
+    step = tl.num_programs(0) * N
+    ahead = tl.program_id(0) * N + tl.arange(0, N)
+    next_unit = tl.load(unit_ptr + ahead, mask=ahead < moves, other=-1)
+    for start in range(tl.program_id(0) * N, moves, step):
+        i = start + tl.arange(0, N)
+        unit = next_unit.to(tl.int64)
+        live = unit >= 0
+        next_unit = tl.load(unit_ptr + i + step, mask=i + step < moves, other=-1)
+        if slot_ptr is None:
+            slot = (i % row).to(tl.int64)
+        else:
+            slot = tl.load(slot_ptr + i, mask=live, other=0).to(tl.int64)
+        h = unit % HKV
+        source = pool_ptr + unit[:, None] * (2 * D) + both[None, :]
+        token = tl.load(source, mask=live[:, None], other=0.0, eviction_policy="evict_first")
+        to_k = k_ptr + (slot * k_slot + h * k_h)[:, None] + both[None, :]
+        to_v = v_ptr + (slot * v_slot + h * v_h)[:, None] + both[None, :] - D
+        tl.store(to_k, token, mask=live[:, None] & (both < D)[None, :])
+        tl.store(to_v, token, mask=live[:, None] & (both >= D)[None, :])

@@ -99,7 +99,9 @@ def _plan_zone(
     """What `zone_plan_triton` is given, one by one -> what `Moves` has, empty for None."""
     heads, wishes = requested.shape
     spans, cells = held.shape[1], span.shape[1]
-    requested, fire, read = requested.contiguous(), fire.contiguous(), None if read is None else read.contiguous()
+    requested, fire = requested.contiguous(), fire.contiguous()
+    if read is not None:
+        read = (read[:, :1] if read.stride(1) == 0 else read).contiguous()  # the same for a group: read once
     assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot))
     assert position.stride() == slot_span.stride() == role.stride()
     ends, count = requested.new_empty(2, heads, wishes, dtype=torch.int32)
