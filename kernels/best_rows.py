@@ -18,13 +18,13 @@ LONG = 2048
 BLOCK, CHUNK = 32, 256
 
 
-def best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
+def best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
     """Return the `count` highest of each row, best first, the earlier one where two are equal: score [R, N] without NaN
     -> int64 [R, min(count, N)], -1 where nothing above -inf is left. ids int64 [N]: what to call the entries, None: by
-    their numbers. CUDA tensors take Triton, others PyTorch."""
+    their numbers, from `first` on. CUDA tensors take Triton, others PyTorch."""
     if counts(score):
-        return best_rows_triton(score, count, ids)
-    return best_rows_torch(score, count, ids)
+        return best_rows_triton(score, count, ids, first)
+    return best_rows_torch(score, count, ids, first)
 
 
 def counts(score: torch.Tensor) -> bool:
@@ -32,7 +32,7 @@ def counts(score: torch.Tensor) -> bool:
     return backend(score) == "triton" and score.dtype == torch.float32 and score.shape[1] <= MOST
 
 
-def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
+def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
     """The reference; the kernel equals it bit for bit."""
     entries = score.shape[-1]
     if score.device.type == "cpu" and score.dtype == torch.float32 and count < entries and entries >= LONG:
@@ -40,7 +40,10 @@ def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = 
     else:
         order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
         best = order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
-    return best if ids is None else ids[best.clamp(min=0)].masked_fill(best < 0, -1)
+    if ids is None and not first:
+        return best
+    names = best + first if ids is None else ids[best.clamp(min=0)]
+    return names.masked_fill(best < 0, -1)
 
 
 def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
@@ -55,16 +58,16 @@ def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
     return order[:, :count].masked_fill(best[:, :count] == float("-inf"), -1)
 
 
-def best_rows_triton(score: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
+def best_rows_triton(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
     """As `best_rows`, of float32."""
-    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count, ids)
+    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count, ids, first)
     return out
 
 
 @torch.library.custom_op(
-    "kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count, Tensor? ids) -> Tensor"
+    "kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count, Tensor? ids, int first) -> Tensor"
 )
-def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> torch.Tensor:
+def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None, first: int) -> torch.Tensor:
     """A custom operator, so that torch.compile takes it as one call."""
     rows, entries = score.shape
     width = min(count, entries)
@@ -77,6 +80,7 @@ def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> tor
         out,
         entries,
         width,
+        first,
         score.stride(0),
         NAMED=ids is not None,
         BLOCK=BLOCK,
@@ -88,13 +92,22 @@ def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> tor
 
 
 @_best_rows.register_fake
-def _(score: torch.Tensor, count: int, ids: torch.Tensor | None) -> torch.Tensor:
+def _(score: torch.Tensor, count: int, ids: torch.Tensor | None, first: int) -> torch.Tensor:
     return score.new_empty(score.shape[0], min(count, score.shape[1]), dtype=torch.long)
 
 
 @jit
 def _place(  # type: ignore[no-untyped-def]
-    score_ptr, ids_ptr, out_ptr, entries, width, score_r, NAMED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    score_ptr,
+    ids_ptr,
+    out_ptr,
+    entries,
+    width,
+    first_name,
+    score_r,
+    NAMED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """One program: the places of BLOCK entries of a row. Every place is one entry's, so each is written once. An entry
     stands behind equal ones of the chunks before its own, and before those of the chunks behind."""
@@ -104,17 +117,18 @@ def _place(  # type: ignore[no-untyped-def]
     i = first + tl.arange(0, BLOCK)
     j = tl.arange(0, CHUNK)
     value = tl.load(score_ptr + r * score_r + i, mask=i < entries, other=float("-inf"))
-    place = tl.zeros((BLOCK,), tl.int32)
+    before = tl.zeros((BLOCK, CHUNK), tl.int32)
     for start in range(0, own, CHUNK):
         rival = tl.load(score_ptr + r * score_r + start + j)
-        place += tl.sum((rival[None, :] >= value[:, None]).to(tl.int32), 1)
+        before += (rival[None, :] >= value[:, None]).to(tl.int32)
     rival = tl.load(score_ptr + r * score_r + own + j, mask=own + j < entries, other=float("-inf"))
     earlier = (rival[None, :] == value[:, None]) & ((own + j)[None, :] < i[:, None])
-    place += tl.sum(((rival[None, :] > value[:, None]) | earlier).to(tl.int32), 1)
+    before += ((rival[None, :] > value[:, None]) | earlier).to(tl.int32)
     for start in range(own + CHUNK, entries, CHUNK):
         rival = tl.load(score_ptr + r * score_r + start + j, mask=start + j < entries, other=float("-inf"))
-        place += tl.sum((rival[None, :] > value[:, None]).to(tl.int32), 1)
-    name = i.to(tl.int64)
+        before += (rival[None, :] > value[:, None]).to(tl.int32)
+    place = tl.sum(before, 1)
+    name = i.to(tl.int64) + first_name
     if NAMED:
         name = tl.load(ids_ptr + i, mask=i < entries, other=-1)
     named = tl.where(value == float("-inf"), -1, name)

@@ -161,7 +161,7 @@ class ArkVale(HostPageRetrieval):
         residents = best(score.masked_fill(~resident | marked(top, resident), float("-inf")), room - top.shape[1])
         pages = torch.cat((top, residents), 1)
         self._resident[at] = marked(pages, resident)
-        return pages
+        return (pages + self._plan.first_id).masked_fill(pages < 0, -1)
 
 
 def marked(pages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

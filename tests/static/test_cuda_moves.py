@@ -19,7 +19,8 @@ from kvlens.lab.gpu.static.recall import fetch
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 @pytest.mark.parametrize("page", [1, 8])
 @pytest.mark.parametrize("token_major", [False, True])
-def test_the_kernel_fills_the_same_cells(page: int, token_major: bool) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_the_kernel_fills_the_same_cells(page: int, token_major: bool, later: bool) -> None:
     g = torch.Generator().manual_seed(page)
     heads, cells, rows, dim = 2, 6, 20, 16
     pool = torch.randn(rows, heads, 2, page, dim, generator=g)
@@ -31,8 +32,8 @@ def test_the_kernel_fills_the_same_cells(page: int, token_major: bool) -> None:
         stored = torch.full((2, cells * page, heads, dim), -1.0).transpose(1, 2)
         keys, values = stored if token_major else stored.contiguous()
         slots.append((keys.unflatten(1, (cells, page)), values.unflatten(1, (cells, page))))
-    fetch(pool, unit, *slots[0])
-    cuda.fetch(pool, unit, *slots[1])
+    fetch(pool, unit, *slots[0], later)
+    cuda.fetch(pool, unit, *slots[1], later)
     for plain, kernel in zip(*slots, strict=True):
         assert torch.equal(plain, kernel)
     assert (slots[0][0][~fill] == -1).all()
@@ -45,7 +46,7 @@ def test_a_pool_made_before_inference_mode_can_be_read_inside_it() -> None:
     pool = torch.randn(8, 2, 2, 16, 16)
     with torch.inference_mode():
         keys, values = torch.zeros(2, 2, 3, 16, 16)
-        cuda.fetch(pool, torch.tensor([[2, -1, 14], [5, 5, -1]], dtype=torch.int32), keys, values)
+        cuda.fetch(pool, torch.tensor([[2, -1, 14], [5, 5, -1]], dtype=torch.int32), keys, values, False)
         assert torch.equal(keys[0, 2], pool[7, 0, 0])
         assert torch.equal(values[1, 0], pool[2, 1, 1])
         assert not keys[0, 1].any()

@@ -16,8 +16,8 @@ def test_pages_are_those_of_the_gather() -> None:
     pool = torch.randn(5, 2, 2, 4, 8, generator=g)
     unit = torch.tensor([[2, -1, 8], [5, 7, -1]], dtype=torch.int32)
     expected, found = ([torch.zeros(2, 3, 4, 8) for _ in range(2)] for _ in range(2))
-    fetch(pool, unit, *expected)
-    copy_each_page(pool, unit, *found)
+    fetch(pool, unit, *expected, False)
+    copy_each_page(pool, unit, *found, False)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
 

@@ -115,9 +115,9 @@ def test_the_rules_of_a_capture_are_kept(device: FakeDevice) -> None:
         cells = torch.zeros(2, 1, 1, 16, 16, device=CUDA)
         pool = torch.ones(1, 1, 2, 16, 16)
         with pytest.raises(ValueError, match="cannot be accessed from Triton"):
-            cuda.fetch(pool, unit, *cells)
+            cuda.fetch(pool, unit, *cells, False)
         with registered({pool.data_ptr(): pool.nbytes}):
-            cuda.fetch(pool, unit, *cells)
+            cuda.fetch(pool, unit, *cells, False)
     assert cells.sum() == 512
 
 

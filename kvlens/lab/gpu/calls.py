@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvlens.kernels.page_attend import Pages, page_attention, page_attention_triton
+from kvlens.kernels.page_attend import Pages, page_attention
 from kvlens.lab.gpu.device import Step
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.part import Bench
@@ -36,19 +36,9 @@ def paged(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((slots, kv_heads, PAGE, dim), (PAGE * dim, tokens * dim, dim, 1))
 
 
-def k1(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    pages: Pages,
-    mass: bool = False,
-    splits: int | None = None,
-) -> torch.Tensor:
-    """k1 on [slots, H_kv, P, D]; a number of splits only on CUDA."""
-    scaling = q.shape[-1] ** -0.5
-    if splits is not None:
-        return page_attention_triton(q, keys, values, pages, scaling, mass, splits).output
-    return page_attention(q, keys, values, pages, scaling, mass).output
+def k1(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, mass: bool = False) -> torch.Tensor:
+    """k1 on [slots, H_kv, P, D]."""
+    return page_attention(q, keys, values, pages, q.shape[-1] ** -0.5, mass).output
 
 
 def sdpa(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -75,10 +65,10 @@ def context(bench: Bench, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torc
     return normal(1, kv.q_heads, kv.head_dim), keys, values
 
 
-def k1_step(bench: Bench, tokens: int, mass: bool, splits: int | None) -> Step:
+def k1_step(bench: Bench, tokens: int, mass: bool) -> Step:
     q, keys, values = context(bench, tokens)
     pages = full_pages(1, bench.model.kv.kv_heads, tokens, bench.device.at)
-    return lambda: k1(q, paged(keys), paged(values), pages, mass, splits)
+    return lambda: k1(q, paged(keys), paged(values), pages, mass)
 
 
 def library_step(bench: Bench, tokens: int, call: Library) -> Step:

@@ -9,14 +9,14 @@ import torch
 from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads
-from kvlens.kernels.token_gather import gather_tokens, gather_tokens_triton
+from kvlens.kernels.token_gather import gather_tokens
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.lab.gpu import calls, drawn
 from kvlens.lab.gpu.device import Step
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.kernels.arrivals import Arrivals
 from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend
-from kvlens.lab.gpu.kernels.page_moves import gather, move_triton, offload
+from kvlens.lab.gpu.kernels.page_moves import gather, offload
 from kvlens.lab.gpu.part import Bench
 
 SPAN, RANK = 64, 16
@@ -47,7 +47,7 @@ def span_step(bench: Bench, spans: int, unit: int) -> Step:
     return lambda: attend(q, source, None, kv.head_dim**-0.5)
 
 
-def move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step:
+def move_step(bench: Bench, count: int, to_pool: bool) -> Step:
     kv, position, pool = bench.model.kv, bench.device.at, bench.pool
     each = torch.arange(count, dtype=torch.int32)
     # one page per move, so no two moves write one unit
@@ -55,14 +55,12 @@ def move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step
     slot = (each // kv.kv_heads).to(position)
     shape = (-(-count // kv.kv_heads), PAGE, kv.kv_heads, kv.head_dim)
     keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=position).transpose(1, 2) for _ in range(2))
-    if ctas is not None:
-        return lambda: move_triton(pool, unit, slot, keys, values, to_pool, ctas)
     return lambda: (offload if to_pool else gather)(pool, unit, slot, keys, values)
 
 
-def token_step(bench: Bench, count: int, tokens: int | None, ctas: int | None) -> Step:
+def token_step(bench: Bench, count: int) -> Step:
     """Single tokens anywhere in the pool, into slots anywhere. A token's values lie right behind its keys, as in every
-    run that fetches tokens. tokens, ctas: as gather_tokens_triton takes them, on CUDA only."""
+    run that fetches tokens."""
     kv, position = bench.model.kv, bench.device.at
     rows = bench.pool.view(-1, kv.head_dim)
     slots = -(-2 * count // kv.kv_heads)
@@ -72,8 +70,6 @@ def token_step(bench: Bench, count: int, tokens: int | None, ctas: int | None) -
     keys, values = (
         torch.zeros(kv.kv_heads, slots, kv.head_dim, dtype=torch.bfloat16, device=position) for _ in range(2)
     )
-    if tokens is not None and ctas is not None:
-        return lambda: gather_tokens_triton(rows, 1, listed, keys, values, tokens, ctas)
     return lambda: gather_tokens(rows, 1, listed, keys, values)
 
 

@@ -37,10 +37,6 @@ SPREAD = 512 << 20
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
 
 
-GATHERS = ((16, 16), (16, 128), (32, 32), (64, 32))
-"""tokens a program has under way, and programs, worth measuring"""
-
-
 def measure(bench: Bench) -> Iterator[KernelRow]:
     for kernel in (_attend, _scores, _spans, _moves, _tokens, _zones, _arrived, _tables):
         yield from kernel(bench)
@@ -72,19 +68,8 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             tokens = max(2, round(share * context / PAGE)) * PAGE
             size = kv.kv_heads * tokens // PAGE * (PAGE * kv.head_token_bytes + 8)
             name, aim = f"{tokens} tokens ({share:.0%} of {context})", AIM if share == 1 else None
-            yield _row(bench, "k1", name, partial(calls.k1_step, bench, tokens, False, None), size, COPY, aim)
-            yield _row(
-                bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True, None), size, COPY, aim
-            )
-            for splits in () if bench.dry else (16, 24, 32, 48, 64):
-                yield _row(
-                    bench,
-                    "k1",
-                    f"{name}, {splits} splits",
-                    partial(calls.k1_step, bench, tokens, False, splits),
-                    size,
-                    COPY,
-                )
+            yield _row(bench, "k1", name, partial(calls.k1_step, bench, tokens, False), size, COPY, aim)
+            yield _row(bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True), size, COPY, aim)
             if share == 1:
                 yield _row(bench, "SDPA", name, partial(calls.library_step, bench, tokens, calls.sdpa), size, COPY)
                 if not bench.dry:
@@ -127,24 +112,15 @@ def _moves(bench: Bench) -> Iterator[KernelRow]:
     for count in (16,) if bench.dry else (16, 36, 77, 256, 2048):
         size = count * PAGE * bench.model.kv.head_token_bytes
         aim = AIM if count >= 256 else None
-        yield _row(
-            bench, "k4 gather", f"{count} units", partial(move_step, bench, count, False, None), size, TO_DEVICE, aim
-        )
-        for ctas in () if bench.dry else (4, 8, 16, 32):
-            setting = f"{count} units, {ctas} CTAs"
-            yield _row(bench, "k4 gather", setting, partial(move_step, bench, count, False, ctas), size, TO_DEVICE)
-        yield _row(bench, "k4 offload", f"{count} units", partial(move_step, bench, count, True, None), size, TO_HOST)
+        yield _row(bench, "k4 gather", f"{count} units", partial(move_step, bench, count, False), size, TO_DEVICE, aim)
+        yield _row(bench, "k4 offload", f"{count} units", partial(move_step, bench, count, True), size, TO_HOST)
 
 
 def _tokens(bench: Bench) -> Iterator[KernelRow]:
     for count in (16,) if bench.dry else (64, 512, 4096, 65536):
         size, setting = count * bench.model.kv.head_token_bytes, f"{count} single tokens"
         aim = AIM if count >= 4096 else None
-        step = partial(token_step, bench, count)
-        yield _row(bench, "token gather", setting, partial(step, None, None), size, TO_DEVICE, aim)
-        for tokens, ctas in () if bench.dry else GATHERS:
-            name = f"{setting}, {ctas} CTAs of {tokens}"
-            yield _row(bench, "token gather", name, partial(step, tokens, ctas), size, TO_DEVICE)
+        yield _row(bench, "token gather", setting, partial(token_step, bench, count), size, TO_DEVICE, aim)
 
 
 def _zones(bench: Bench) -> Iterator[KernelRow]:

@@ -79,8 +79,7 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         if plan is None or row < 0:
             return None
         score = self.scores(row, q)
-        pages = self.wished(row, score)
-        wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
+        wishes = self.wished(row, score)
         logged = self._log(score) if self.keeps_journal else None
         read = index_read(lambda: self._pages * self.index_bytes(self.params, shape) // shape.kv_heads)
         return replace(self.chosen(row, q, wishes, logged), index_bytes=read)
@@ -115,10 +114,10 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         return score
 
     def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
-        """Pages int64 [H_kv, W] that each KV head is to have on the device, the most wanted first, -1: none: as many of
-        the best as there is room for. score as `scores` says."""
+        """Span ids int64 [H_kv, W] of the pages that each KV head is to have on the device, the most wanted first, -1:
+        none: as many of the best as there is room for. score as `scores` says; page 0 is the plan's first span."""
         assert self._plan is not None
-        return best(score, self._plan.recall)
+        return best(score, self._plan.recall, self._plan.first_id)
 
     def reads(self, pages: torch.Tensor) -> torch.Tensor:
         """Span ids [H_kv, W], -1: none, as a table [H_kv, G, S] of what is read, the same for all query heads of a

@@ -203,7 +203,7 @@ class InfLLM(HostPageRetrieval):
 
     def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
         assert self._plan is not None
-        return best(score, max(1, int(self.params.share * self._plan.recall)))
+        return best(score, max(1, int(self.params.share * self._plan.recall)), self._plan.first_id)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         self._position = end.position + 1

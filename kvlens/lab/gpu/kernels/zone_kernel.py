@@ -1,13 +1,15 @@
 """The kernel of zone_plan.py: the plan of one KV head, in one program.
 
-It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded, and nothing is sorted:
-held spans were wished for at different times, so those that give way are the ones up to one time, which is searched
-for. Shapes: W wishes, S span ids, M cells of P tokens, G query heads of a KV head (kernels/zone_tables.py).
+It goes through wishes and spans a block at a time, so none of their numbers is bounded, and nothing is sorted: held
+spans were wished for at different times, so those that give way are the ones up to one time, which is searched for.
+Cells are zone_cells.py's. Shapes: W wishes, S span ids, M cells of P tokens, G query heads of a KV head
+(kernels/zone_tables.py).
 """
 
 from __future__ import annotations
 
 from kvlens.kernels.compat import jit, tl
+from kvlens.lab.gpu.kernels.zone_cells import place_cells
 from kvlens.lab.gpu.kernels.zone_parts import accepted, oldest
 
 
@@ -30,6 +32,8 @@ def plan_zone(  # type: ignore[no-untyped-def]
     name_ptr,
     role_ptr,
     hot_ptr,
+    kept_ptr,
+    total_ptr,
     ends_ptr,
     count_ptr,
     unit_ptr,
@@ -60,9 +64,11 @@ def plan_zone(  # type: ignore[no-untyped-def]
     BC: tl.constexpr,
     PP: tl.constexpr,
     T: tl.constexpr,
+    CELLS: tl.constexpr,
 ):
     """One program per KV head. REUSE: 0 nothing stays, 1 all, 2 as much as `there` says of the KV head that can reuse
-    fewest.
+    fewest. CELLS: all cells are one block, which it fills itself. kept int32 [H, S]: cells of each span that stay;
+    total int32 [H]: cells that are wanted.
 
     While it runs, -1 - n in `held` marks a span that is wished for and keeps n cells. Barriers stand where a thread
     reads what another has written, or overwrites what another may still have to read: a block may lie in several
@@ -94,6 +100,7 @@ def plan_zone(  # type: ignore[no-untyped-def]
         total += tl.sum(missing, 0)
         tl.debug_barrier()
         tl.store(held_ptr + h * S + span, (-1 - stay).to(tl.int64), mask=count > 0)
+    tl.store(total_ptr + h, total)
     tl.debug_barrier()
 
     until = tl.full((), -1, tl.int64)
@@ -108,67 +115,13 @@ def plan_zone(  # type: ignore[no-untyped-def]
         hot = tl.load(hot_ptr + address, mask=inside, other=0)
         evicted = (held > 0) & (stamp <= until)
         hot = tl.where(evicted, 0, tl.where(held != 0, 1, hot))
+        kept = tl.where(evicted, 0, tl.maximum(held, -1 - held))
         tl.debug_barrier()
+        tl.store(kept_ptr + address, kept.to(tl.int32), mask=inside)
         tl.store(held_ptr + address, 0, mask=evicted)
         tl.store(hot_ptr + address, hot, mask=inside)
         if FACTORS:
             tl.store(came_ptr + address, 0, mask=inside)
-    tl.debug_barrier()
-
-    free_before = tl.full((), 0, tl.int32)
-    raw_cells = tl.full((), 0, tl.int64)
-    cell = tl.arange(0, BC)
-    page = tl.arange(0, PP)
-    for start in range(0, M, BC):
-        inside = start + cell < M
-        address = h * M + start + cell
-        live = tl.load(live_ptr + address, mask=inside, other=0)
-        span = tl.load(span_ptr + address, mask=inside, other=0)
-        offset = tl.load(offset_ptr + address, mask=inside, other=0)
-        held_cells = tl.load(held_ptr + h * S + span, mask=live != 0, other=0)
-        held_cells = tl.where(held_cells < 0, -1 - held_cells, held_cells)
-        stays = (live != 0) & (offset < held_cells)
-        free = (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
-        rank = free_before + tl.cumsum(free, 0) - 1
-        fill = (free != 0) & (rank < total)
-        if free_before < total:
-            # the first wish whose last missing cell comes after this one
-            low = tl.full((BC,), 0, tl.int32)
-            high = low + W
-            for _ in range(STEPS):
-                middle = (low + high) // 2
-                behind = tl.load(ends_ptr + h * W + middle, mask=fill & (middle < W), other=0x7FFFFFFF) <= rank
-                low = tl.where(behind, middle + 1, low)
-                high = tl.where(behind, high, middle)
-            wish = h * W + low
-            span = tl.where(fill, tl.load(want_ptr + wish, mask=fill, other=0), span)
-            into = tl.load(count_ptr + wish, mask=fill, other=0) - tl.load(ends_ptr + wish, mask=fill, other=0) + rank
-            offset = tl.where(fill, into.to(tl.int64), offset)
-        free_before += tl.sum(free, 0)
-        lives = stays | fill
-        packed = tl.full((BC,), 0, tl.int64)
-        if FACTORS:
-            packed = tl.load(packed_ptr + h * packed_h + span * packed_s, mask=lives, other=0)
-        span_start = tl.load(starts_ptr + span, mask=fill, other=0).to(tl.int64)
-        raw = fill & (packed <= 0)
-        raw_cells += tl.sum(raw.to(tl.int64), 0)
-        row = (span_start - origin) // P + offset
-        role = tl.where(lives, tl.where(packed > 0, FACTORED, RAW), FREE)
-        slot = h * slots_h + (start + cell)[:, None] * P + page[None, :]
-        named = inside[:, None] & (page < P)[None, :]
-        new = fill[:, None] & (page < P)[None, :]
-        tl.debug_barrier()
-        tl.store(span_ptr + address, span, mask=fill)
-        tl.store(offset_ptr + address, offset, mask=fill)
-        tl.store(live_ptr + address, lives.to(tl.uint8), mask=inside)
-        tl.store(unit_ptr + address, tl.where(raw, row * H + h, -1).to(tl.int32), mask=inside)
-        if FACTORS:
-            tl.store(rebuilt_ptr + address, (fill & (packed > 0)).to(tl.uint8), mask=inside)
-            tl.store(came_ptr + h * S + span, (fill & (packed > 0)).to(tl.uint8), mask=fill & (packed > 0))
-        tl.store(position_ptr + slot, ((span_start + offset * P)[:, None] + page[None, :]).to(tl.int32), mask=new)
-        tl.store(name_ptr + slot, tl.broadcast_to(span.to(tl.int32)[:, None], (BC, PP)), mask=new)
-        tl.store(role_ptr + slot, tl.broadcast_to(role.to(tl.uint8)[:, None], (BC, PP)), mask=named)
-    tl.store(moved_ptr + h, raw_cells * unit_bytes)
     tl.debug_barrier()
 
     clock = tl.load(clock_ptr)
@@ -178,3 +131,43 @@ def plan_zone(  # type: ignore[no-untyped-def]
         span = tl.load(want_ptr + h * W + w, mask=count > 0, other=0)
         tl.store(held_ptr + h * S + span, count.to(tl.int64), mask=count > 0)
         tl.store(stamp_ptr + h * S + span, clock * W + W - w, mask=count > 0)
+    raw = tl.full((), 0, tl.int64)
+    if CELLS:
+        raw = place_cells(
+            want_ptr,
+            starts_ptr,
+            packed_ptr,
+            span_ptr,
+            offset_ptr,
+            live_ptr,
+            position_ptr,
+            name_ptr,
+            role_ptr,
+            kept_ptr,
+            ends_ptr,
+            count_ptr,
+            unit_ptr,
+            rebuilt_ptr,
+            came_ptr,
+            h,
+            0,
+            0,
+            total,
+            packed_h,
+            packed_s,
+            slots_h,
+            origin,
+            W,
+            S,
+            M,
+            H,
+            P,
+            FACTORS,
+            RAW,
+            FACTORED,
+            FREE,
+            STEPS,
+            BC,
+            PP,
+        )
+    tl.store(moved_ptr + h, raw * unit_bytes)

@@ -1,6 +1,7 @@
 """The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans
-give way, what each cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and
-what lies where is equal bit for bit; the kernel itself is in zone_kernel.py. Shapes: kernels/zone_tables.py.
+give way, what each cell holds from now on and what its slots are called. Many cells take two launches more. The
+reference is kernels/zone_torch.py, and what lies where is equal bit for bit; the kernels are in zone_kernel.py and
+zone_cells.py. Shapes: kernels/zone_tables.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import next_power_of_two
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.kernels.zone_cells import count_free, fill_blocks
 from kvlens.lab.gpu.kernels.zone_kernel import plan_zone
 from kvlens.lab.gpu.kernels.zone_parts import reusable
 
@@ -30,8 +32,8 @@ def zone_plan(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) 
 
 
 def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
-    """As `zone_plan_torch`, in one launch, or two where KV heads reuse alike. It needs no number of rounds, and tables
-    but `names` and `packed` that are contiguous."""
+    """As `zone_plan_torch`, in one launch; one more where KV heads reuse alike, and two for many cells. It needs no
+    number of rounds, and tables but `names` and `packed` that are contiguous."""
     unit, moved, rebuilt, came = _plan_zone(
         wishes.requested,
         wishes.read,
@@ -105,6 +107,7 @@ def _plan_zone(
     assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot))
     assert position.stride() == slot_span.stride() == role.stride()
     ends, count = requested.new_empty(2, heads, wishes, dtype=torch.int32)
+    kept, total = held.new_empty(heads, spans, dtype=torch.int32), held.new_empty(heads, dtype=torch.int32)
     unit, moved = span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads)
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     reusable_cells = span.new_empty(heads)
@@ -121,7 +124,21 @@ def _plan_zone(
     if reuse and equal_reuse:
         reusable[(heads,)](*arguments, reusable_cells, **sizes, **fixed)
     names = next_power_of_two(page)
+    per_block = max(1, BLOCK // names)
+    blocks = -(-cells // per_block)
     strides = (0, 0) if packed is None else packed.stride()
+    placed = {
+        "H": heads,
+        "P": page,
+        "FACTORS": packed is not None,
+        "RAW": roles[0],
+        "FACTORED": roles[1],
+        "FREE": roles[2],
+        "STEPS": wishes.bit_length(),
+        "BC": per_block,
+        "PP": names,
+    }
+    zone = (span, offset, flags[1])
     plan_zone[(heads,)](
         *arguments,
         reusable_cells,
@@ -129,13 +146,13 @@ def _plan_zone(
         packed,
         clock,
         stamp,
-        span,
-        offset,
-        flags[1],
+        *zone,
         position,
         slot_span,
         role,
         flags[2],
+        kept,
+        total,
         ends,
         count,
         unit,
@@ -147,19 +164,42 @@ def _plan_zone(
         origin,
         unit_bytes,
         **sizes,
-        H=heads,
+        **{**placed, **fixed},
         HP=next_power_of_two(heads),
         REUSE=2 if reuse and equal_reuse else int(reuse),
-        FACTORS=packed is not None,
-        RAW=roles[0],
-        FACTORED=roles[1],
-        FREE=roles[2],
-        STEPS=wishes.bit_length(),
-        BC=max(1, BLOCK // names),
-        PP=names,
         T=PROBES,
-        **fixed,
+        CELLS=blocks == 1,
     )
+    if blocks > 1:
+        freed = torch.empty(heads, blocks, dtype=torch.int32, device=held.device)
+        size = {"S": spans, "M": cells, "num_warps": WARPS, "enable_fp_fusion": True}
+        count_free[(blocks, heads)](kept, *zone, freed, BC=per_block, **size)
+        fill_blocks[(blocks, heads)](
+            requested,
+            starts,
+            packed,
+            *zone,
+            position,
+            slot_span,
+            role,
+            kept,
+            ends,
+            count,
+            unit,
+            flags[3],
+            flags[4],
+            moved,
+            freed,
+            total,
+            *strides,
+            position.stride(0),
+            origin,
+            unit_bytes,
+            W=wishes,
+            BLOCKS=next_power_of_two(blocks),
+            **size,
+            **placed,
+        )
     return unit, moved, rebuilt, came
 
 

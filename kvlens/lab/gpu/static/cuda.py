@@ -16,6 +16,8 @@ from kvlens.lab.gpu.kernels.page_moves import CTAS, move_triton
 
 PAGE_BYTES = 1 << 14
 """of a unit for which CTAS programs are enough; smaller units need more of them, to have as many bytes under way"""
+WAITED = 64
+"""programs at least where the attention waits: nothing else runs then, and every unit's bytes can be under way"""
 
 
 # Launches are custom operators: torch.compile takes each as one call, and need not understand Triton's launch options.
@@ -24,12 +26,13 @@ PAGE_BYTES = 1 << 14
 @torch.library.custom_op(
     "kvlens::fetch_rows",
     mutates_args=("keys", "values"),
-    schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()",
+    schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values, bool later) -> ()",
 )
-def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, later: bool) -> None:
     """Units into cells by the zero-copy kernel; as kvlens.lab.gpu.static.recall.fetch."""
     unit_bytes = 2 * pool.shape[3] * pool.shape[4] * pool.element_size()
     ctas = CTAS * max(1, PAGE_BYTES // unit_bytes)
+    ctas = ctas if later else max(WAITED, ctas)
     move_triton(pool, unit, None, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False, ctas=ctas)
 
 

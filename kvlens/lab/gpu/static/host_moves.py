@@ -6,9 +6,11 @@ from __future__ import annotations
 import torch
 
 
-def copy_each_page(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """As kvlens.lab.gpu.static.recall.fetch: pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1:
-    none) into cells keys, values [H_kv, M, P, D]."""
+def copy_each_page(
+    pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, later: bool
+) -> None:
+    """As kvlens.lab.gpu.static.recall.fetch, whether anything waits or not: pool [rows, H_kv, 2, P, D], unit int32
+    [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P, D]."""
     heads = pool.shape[1]
     for head, row in enumerate(unit.tolist()):
         for cell, number in enumerate(row):

@@ -110,7 +110,7 @@ class StaticRecall:
         spans, unit_bytes = memory.spans, cold.page * memory.shape.head_token_bytes
         source = Source(spans.lengths, spans.starts, packed, cold.page, cold.origin, unit_bytes)
         moves = self.plan(tables, self._names(layer), wishes, source)
-        self._move(layer, moves.unit)
+        self._move(layer, moves.unit, later)
         moved = moves.bytes
         if factors is not None:
             assert selection.tokens is None, "part of a span can be fetched only where it lies raw"
@@ -134,10 +134,10 @@ class StaticRecall:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
         return slots.keys[:, zone], slots.values[:, zone]
 
-    def _move(self, layer: int, unit: torch.Tensor) -> None:
+    def _move(self, layer: int, unit: torch.Tensor, later: bool) -> None:
         page = self.cold.page
         keys, values = (x.unflatten(1, (-1, page)) for x in self._cells(layer))
-        self.move(self.cold.layer(layer), unit, keys, values)
+        self.move(self.cold.layer(layer), unit, keys, values, later)
 
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
@@ -146,9 +146,10 @@ class StaticRecall:
         )
 
 
-def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, later: bool) -> None:
     """pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P,
-    D]. A plain gather that reads a unit for every cell: fixed shapes, whatever is missing."""
+    D]; later: this step's attention does not wait for them. A plain gather that reads a unit for every cell: fixed
+    shapes, whatever is missing."""
     fetched = pool.flatten(0, 1)[unit.clamp(min=0)]
     new = (unit >= 0)[:, :, None, None]
     keys.copy_(torch.where(new, fetched[:, :, 0], keys))
