@@ -18,13 +18,13 @@ LONG = 2048
 BLOCK, CHUNK = 32, 256
 
 
-def best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first_id: int = 0) -> torch.Tensor:
     """Return the `count` highest of each row, best first, the earlier one where two are equal: score [R, N] without NaN
     -> int64 [R, min(count, N)], -1 where nothing above -inf is left. ids int64 [N]: what to call the entries, None: by
-    their numbers, from `first` on. CUDA tensors take Triton, others PyTorch."""
+    their numbers, from `first_id` on. CUDA tensors take Triton, others PyTorch."""
     if counts(score):
-        return best_rows_triton(score, count, ids, first)
-    return best_rows_torch(score, count, ids, first)
+        return best_rows_triton(score, count, ids, first_id)
+    return best_rows_torch(score, count, ids, first_id)
 
 
 def counts(score: torch.Tensor) -> bool:
@@ -32,7 +32,9 @@ def counts(score: torch.Tensor) -> bool:
     return backend(score) == "triton" and score.dtype == torch.float32 and score.shape[1] <= MOST
 
 
-def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def best_rows_torch(
+    score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first_id: int = 0
+) -> torch.Tensor:
     """The reference; the kernel equals it bit for bit."""
     entries = score.shape[-1]
     if score.device.type == "cpu" and score.dtype == torch.float32 and count < entries and entries >= LONG:
@@ -40,9 +42,9 @@ def best_rows_torch(score: torch.Tensor, count: int, ids: torch.Tensor | None = 
     else:
         order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
         best = order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
-    if ids is None and not first:
+    if ids is None and not first_id:
         return best
-    names = best + first if ids is None else ids[best.clamp(min=0)]
+    names = best + first_id if ids is None else ids[best.clamp(min=0)]
     return names.masked_fill(best < 0, -1)
 
 
@@ -58,16 +60,18 @@ def _selected(score: torch.Tensor, count: int) -> torch.Tensor:
     return order[:, :count].masked_fill(best[:, :count] == float("-inf"), -1)
 
 
-def best_rows_triton(score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+def best_rows_triton(
+    score: torch.Tensor, count: int, ids: torch.Tensor | None = None, first_id: int = 0
+) -> torch.Tensor:
     """As `best_rows`, of float32."""
-    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count, ids, first)
+    out: torch.Tensor = torch.ops.kvlens.best_rows(score, count, ids, first_id)
     return out
 
 
 @torch.library.custom_op(
-    "kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count, Tensor? ids, int first) -> Tensor"
+    "kvlens::best_rows", mutates_args=(), schema="(Tensor score, int count, Tensor? ids, int first_id) -> Tensor"
 )
-def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None, first: int) -> torch.Tensor:
+def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None, first_id: int) -> torch.Tensor:
     """A custom operator, so that torch.compile takes it as one call."""
     rows, entries = score.shape
     width = min(count, entries)
@@ -80,7 +84,7 @@ def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None, first:
         out,
         entries,
         width,
-        first,
+        first_id,
         score.stride(0),
         NAMED=ids is not None,
         BLOCK=BLOCK,
@@ -92,7 +96,7 @@ def _best_rows(score: torch.Tensor, count: int, ids: torch.Tensor | None, first:
 
 
 @_best_rows.register_fake
-def _(score: torch.Tensor, count: int, ids: torch.Tensor | None, first: int) -> torch.Tensor:
+def _(score: torch.Tensor, count: int, ids: torch.Tensor | None, first_id: int) -> torch.Tensor:
     return score.new_empty(score.shape[0], min(count, score.shape[1]), dtype=torch.long)
 
 
@@ -103,7 +107,7 @@ def _place(  # type: ignore[no-untyped-def]
     out_ptr,
     entries,
     width,
-    first_name,
+    first_id,
     score_r,
     NAMED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -112,23 +116,23 @@ def _place(  # type: ignore[no-untyped-def]
     """One program: the places of BLOCK entries of a row. Every place is one entry's, so each is written once. An entry
     stands behind equal ones of the chunks before its own, and before those of the chunks behind."""
     r = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * BLOCK
-    own = first // CHUNK * CHUNK
-    i = first + tl.arange(0, BLOCK)
+    block = tl.program_id(0) * BLOCK
+    chunk = block // CHUNK * CHUNK
+    i = block + tl.arange(0, BLOCK)
     j = tl.arange(0, CHUNK)
     value = tl.load(score_ptr + r * score_r + i, mask=i < entries, other=float("-inf"))
-    before = tl.zeros((BLOCK, CHUNK), tl.int32)
-    for start in range(0, own, CHUNK):
+    higher = tl.zeros((BLOCK, CHUNK), tl.int32)
+    for start in range(0, chunk, CHUNK):
         rival = tl.load(score_ptr + r * score_r + start + j)
-        before += (rival[None, :] >= value[:, None]).to(tl.int32)
-    rival = tl.load(score_ptr + r * score_r + own + j, mask=own + j < entries, other=float("-inf"))
-    earlier = (rival[None, :] == value[:, None]) & ((own + j)[None, :] < i[:, None])
-    before += ((rival[None, :] > value[:, None]) | earlier).to(tl.int32)
-    for start in range(own + CHUNK, entries, CHUNK):
+        higher += (rival[None, :] >= value[:, None]).to(tl.int32)
+    rival = tl.load(score_ptr + r * score_r + chunk + j, mask=chunk + j < entries, other=float("-inf"))
+    earlier = (rival[None, :] == value[:, None]) & ((chunk + j)[None, :] < i[:, None])
+    higher += ((rival[None, :] > value[:, None]) | earlier).to(tl.int32)
+    for start in range(chunk + CHUNK, entries, CHUNK):
         rival = tl.load(score_ptr + r * score_r + start + j, mask=start + j < entries, other=float("-inf"))
-        before += (rival[None, :] > value[:, None]).to(tl.int32)
-    place = tl.sum(before, 1)
-    name = i.to(tl.int64) + first_name
+        higher += (rival[None, :] > value[:, None]).to(tl.int32)
+    place = tl.sum(higher, 1)
+    name = i.to(tl.int64) + first_id
     if NAMED:
         name = tl.load(ids_ptr + i, mask=i < entries, other=-1)
     named = tl.where(value == float("-inf"), -1, name)

@@ -2,7 +2,7 @@
 first tokens.
 
 PyTorch says it in a dozen small operations; one launch does it here, so that it does not bound a captured step.
-Tensors only. Shapes: H KV heads, C rows of the chunk tables, S span ids; the span id of row c is first + c.
+Tensors only. Shapes: H KV heads, C rows of the chunk tables, S span ids; the span id of row c is first_id + c.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ class ChunkReads(NamedTuple):
     wishes: torch.Tensor
 
 
-def chunk_reads(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first: int) -> ChunkReads:
+def chunk_reads(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first_id: int) -> ChunkReads:
     """Read `quota` (int64 [1]) tokens of the chunks in `order` int64 [H, C]: rows, best first, -1 from where no chunk
-    is left. lengths int64 [C]: tokens of each row's chunk; first: span id of row 0. CUDA tensors take Triton, others
+    is left. lengths int64 [C]: tokens of each row's chunk; first_id: span id of row 0. CUDA tensors take Triton, others
     PyTorch."""
     take = chunk_reads_triton if backend(order) == "triton" else chunk_reads_torch
-    return take(order, lengths, quota, first)
+    return take(order, lengths, quota, first_id)
 
 
-def chunk_reads_torch(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first: int) -> ChunkReads:
+def chunk_reads_torch(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first_id: int) -> ChunkReads:
     """The reference; the kernel equals it bit for bit."""
     rows = order.clamp(min=0)
     length = lengths[rows].masked_fill(order < 0, 0)
     count = (quota - (length.cumsum(-1) - length)).clamp(min=0).minimum(length)
-    tokens = order.new_zeros(len(order), first + order.shape[1])
-    tokens[:, first:].scatter_add_(1, rows, count)
-    return ChunkReads(tokens, tokens > 0, (order + first).masked_fill(count == 0, -1))
+    tokens = order.new_zeros(len(order), first_id + order.shape[1])
+    tokens[:, first_id:].scatter_add_(1, rows, count)
+    return ChunkReads(tokens, tokens > 0, (order + first_id).masked_fill(count == 0, -1))
 
 
-def chunk_reads_triton(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first: int) -> ChunkReads:
+def chunk_reads_triton(order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first_id: int) -> ChunkReads:
     """As `chunk_reads`."""
-    return ChunkReads(*torch.ops.kvlens.chunk_reads(order, lengths, quota, first))
+    return ChunkReads(*torch.ops.kvlens.chunk_reads(order, lengths, quota, first_id))
 
 
 # A custom operator, so that torch.compile takes it as one call.
 @torch.library.custom_op(
     "kvlens::chunk_reads",
     mutates_args=(),
-    schema="(Tensor order, Tensor lengths, Tensor quota, int first) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor order, Tensor lengths, Tensor quota, int first_id) -> (Tensor, Tensor, Tensor)",
 )
 def _chunk_reads(
-    order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first: int
+    order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first_id: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     assert order.is_contiguous()
     assert lengths.is_contiguous()
-    tokens, fine, wishes = outputs = _outputs(order, first)
+    tokens, fine, wishes = outputs = _outputs(order, first_id)
     heads, rows = order.shape
     _read[(heads,)](
         order,
@@ -71,8 +71,8 @@ def _chunk_reads(
         fine.view(torch.uint8),
         wishes,
         rows,
-        first + rows,
-        first,
+        first_id + rows,
+        first_id,
         BLOCK=BLOCK,
         num_warps=8,
         enable_fp_fusion=True,
@@ -82,20 +82,20 @@ def _chunk_reads(
 
 @_chunk_reads.register_fake
 def _(
-    order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first: int
+    order: torch.Tensor, lengths: torch.Tensor, quota: torch.Tensor, first_id: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _outputs(order, first)
+    return _outputs(order, first_id)
 
 
-def _outputs(order: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _outputs(order: torch.Tensor, first_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     heads, rows = order.shape
-    tokens = order.new_empty(heads, first + rows)
+    tokens = order.new_empty(heads, first_id + rows)
     return tokens, torch.empty_like(tokens, dtype=torch.bool), torch.empty_like(order)
 
 
 @jit
 def _read(  # type: ignore[no-untyped-def]
-    order_ptr, lengths_ptr, quota_ptr, tokens_ptr, fine_ptr, wishes_ptr, rows, spans, first, BLOCK: tl.constexpr
+    order_ptr, lengths_ptr, quota_ptr, tokens_ptr, fine_ptr, wishes_ptr, rows, spans, first_id, BLOCK: tl.constexpr
 ):
     """One program: a KV head. Nothing is read any more once the tokens are used up."""
     h = tl.program_id(0).to(tl.int64)
@@ -113,11 +113,11 @@ def _read(  # type: ignore[no-untyped-def]
         if room > 0:
             row = tl.load(order_ptr + h * rows + i, mask=i < rows, other=-1)
             length = tl.load(lengths_ptr + row, mask=row >= 0, other=0)
-            before = tl.cumsum(length, 0) - length
-            count = tl.minimum(tl.maximum(room - before, 0), length)
+            end_before = tl.cumsum(length, 0) - length
+            count = tl.minimum(tl.maximum(room - end_before, 0), length)
             room -= tl.sum(length, 0)
             read = count > 0
-            tl.store(tokens_ptr + h * spans + first + row, count, mask=read)
-            tl.store(fine_ptr + h * spans + first + row, read.to(tl.uint8), mask=read)
-            wish = tl.where(read, row + first, -1)
+            tl.store(tokens_ptr + h * spans + first_id + row, count, mask=read)
+            tl.store(fine_ptr + h * spans + first_id + row, read.to(tl.uint8), mask=read)
+            wish = tl.where(read, row + first_id, -1)
         tl.store(wishes_ptr + h * rows + i, wish, mask=i < rows)

@@ -1,5 +1,4 @@
-"""Which spans a query asks for by their summaries in a routing space, and in which order a KV head wishes for them
-(SeKV eq. 4, 5, 9).
+"""Which spans a query asks for by their summaries in a routing space, and in which order a KV head wishes for them.
 
 PyTorch says it in some thirty small operations; three launches do it here, so that they do not bound a captured step.
 Tensors only. Shapes: Hq query heads, H KV heads, G = Hq / H, D head size, d' routing dimension, C rows of the table, S

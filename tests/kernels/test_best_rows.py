@@ -26,8 +26,8 @@ def test_the_kernel_is_a_stable_sort(entries: int, count: int) -> None:
     assert torch.equal(best_rows_triton(wider[:, :entries], count, ids), named)
     assert torch.equal(best_rows(score, count, ids), named)
     later = torch.where(found < 0, found, found + 7)
-    assert torch.equal(best_rows_triton(wider[:, :entries], count, first=7), later)
-    assert torch.equal(best_rows(score, count, first=7), later)
+    assert torch.equal(best_rows_triton(wider[:, :entries], count, first_id=7), later)
+    assert torch.equal(best_rows(score, count, first_id=7), later)
 
 
 def test_equal_zeros_of_either_sign_stand_in_their_order() -> None:

@@ -13,6 +13,7 @@ from support import raises_code
 
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
+from kvlens.lab import results as resultfiles
 from kvlens.lab.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
 from kvlens.lab.bench.passages import begins, distinct, passage
 from kvlens.lab.bench.textpage import markdown
@@ -89,6 +90,19 @@ def test_the_table_has_the_noise_floor_and_goes_on_where_it_stopped(
     )
     assert not done
     assert again["lines"] == result["lines"]
+
+
+def test_rows_of_another_preset_stand_behind_the_methods_own() -> None:
+    """Of a published table: SeKV with its trained router, and as it was before."""
+    path = Path(resultfiles.__file__).with_name("text-smollm2.json")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    (trained,) = (line for line in result["lines"] if line["method"] == "sekv")
+    (untrained,) = result["variants"]
+    rows = [line.split(" | ") for line in markdown(result).splitlines() if line.startswith("| SeKV")]
+    assert [row[0] for row in rows] == ["| SeKV", "| SeKV (untrained router)"]
+    for row, line in zip(rows, (trained, untrained), strict=True):
+        assert row[3].split()[0] == f"{line['kl']:.4f}"
+    assert untrained["about"]["date"] in markdown(result).splitlines()[-1]
 
 
 @pytest.mark.parametrize(("changed", "said"), [({"tokens": 63}, "64"), ({"budgets": ("5tok",)}, "shares of full KV")])

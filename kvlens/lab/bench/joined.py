@@ -1,10 +1,12 @@
-"""Quality tables of the same prompts at different budgets, measured in several sittings, as one table."""
+"""Quality tables of the same prompts at different budgets, measured in several sittings, as one table; and the rows
+of other presets that a result has beside its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from kvlens import methods
 from kvlens.budget import Budget
 
 SAME = ("model", "length", "question", "tasks", "prompts", "first_seed", "dtype")
@@ -69,6 +71,25 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
     variants.sort(key=lambda line: (line["method"], line["variant"], _share(line["budget"])))
     more = {"variants": variants} if variants else {}
     return {"about": start | product, "lines": [lines[known_values] for known_values in in_order]} | more
+
+
+def with_variants(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines, with those of other presets (kvlens.lab.studies.preset_rows) behind their method's own."""
+    lines = list(result["lines"])
+    for line in reversed(result.get("variants", [])):
+        places = [place for place, row in enumerate(lines) if row["method"] == line["method"] and "variant" not in row]
+        lines.insert(max(places, default=len(lines) - 1) + 1, line)
+    return lines
+
+
+def variants_measured(result: dict[str, Any]) -> str:
+    """Return where and when the rows of other presets were measured; '' if there are none."""
+    sentences = dict.fromkeys(
+        f" Rows {methods.get(line['method']).title} {line['variant']}: {line['about']['date']}, "
+        f"{line['about']['machine']['processor']}, torch {line['about']['torch']}."
+        for line in result.get("variants", [])
+    )
+    return "".join(sentences)
 
 
 def _common(result: dict[str, Any]) -> str | None:

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from kvlens import methods
 from kvlens.budget import Budget
-from kvlens.lab.bench.joined import joined
+from kvlens.lab.bench.joined import joined, variants_measured, with_variants
 from kvlens.lab.bench.textpage import sections
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
 from kvlens.lab.results.names import limit_words, measured_on, name_methods, table_name
@@ -130,7 +129,7 @@ def markdown(result: dict[str, Any]) -> str:
     about, tasks = result["about"], result["about"]["request"]["tasks"]
     presets = about.get("presets", {})
     lines: dict[tuple[str, str, str, str], dict[str, dict[str, Any]]] = {}
-    for line in _with_variants(result):
+    for line in with_variants(result):
         row = line["method"], line["budget"], line.get("dtype", ""), line.get("variant", "")
         lines.setdefault(row, {})[line["task"]] = line
     means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
@@ -161,7 +160,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
         f"{ORDER[request.get('question', 'in')]}, {measured_on(about)}, "
         f"{machine['processor']}, {machine['cores']} cores, torch {about['torch']}, "
-        f"transformers {about['transformers']}.{_variants_measured(result)}"
+        f"transformers {about['transformers']}.{variants_measured(result)}"
         + (f" Amended {about['amended']}." if "amended" in about else ""),
     ]
     return "\n".join(text) + "\n"
@@ -170,25 +169,6 @@ def markdown(result: dict[str, Any]) -> str:
 def _same(row: list[str], later: list[str]) -> bool:
     """Return whether two rows agree in every cell that both have: rows of a method that no budget holds do."""
     return all(cell == later_cell or NONE in (cell, later_cell) for cell, later_cell in zip(row, later, strict=True))
-
-
-def _with_variants(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines, with those of other presets (kvlens.lab.studies.preset_rows) behind their method's own."""
-    lines = list(result["lines"])
-    for line in reversed(result.get("variants", [])):
-        places = [place for place, row in enumerate(lines) if row["method"] == line["method"] and "variant" not in row]
-        lines.insert(max(places, default=len(lines) - 1) + 1, line)
-    return lines
-
-
-def _variants_measured(result: dict[str, Any]) -> str:
-    """Return where and when the rows of other presets were measured; '' if there are none."""
-    sentences = dict.fromkeys(
-        f" Rows {methods.get(line['method']).title} {line['variant']}: {line['about']['date']}, "
-        f"{line['about']['machine']['processor']}, torch {line['about']['torch']}."
-        for line in result.get("variants", [])
-    )
-    return "".join(sentences)
 
 
 def _with_formats(

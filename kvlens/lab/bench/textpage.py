@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvlens import methods
+from kvlens.lab.bench.joined import variants_measured, with_variants
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
 from kvlens.lab.results.names import measured_on, name_methods, table_name
 from kvlens.runs.memory import attended_share
@@ -62,20 +63,24 @@ def markdown(result: dict[str, Any]) -> str:
     about, request = result["about"], result["about"]["request"]
     text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     presets = about.get("presets", {})
-    text += [f"| {' | '.join(_cells(line, request, presets))} |" for line in result["lines"]]
+    for line in with_variants(result):
+        preset = line.get("requested_preset", presets.get(line["method"]))
+        text.append(f"| {' | '.join(_cells(line, request, preset))} |")
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
         f"behind {request['length']:,} of context, float32 but where said; {about['text']}. "
         f"{measured_on(about)}, {about['machine']['processor']}, "
         f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}."
+        + variants_measured(result)
         + (f" Amended {about['amended']}." if "amended" in about else ""),
     ]
     return "\n".join(text) + "\n"
 
 
-def _cells(line: dict[str, Any], request: dict[str, Any], presets: dict[str, str | None]) -> list[str]:
-    title = table_name(line["method"], line["presets"])
+def _cells(line: dict[str, Any], request: dict[str, Any], preset: str | None) -> list[str]:
+    """preset: that was asked for."""
+    title = table_name(line["method"], line["presets"], None if "variant" in line else preset)
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
     keeps_all = methods.get(line["method"]).keeps_all
     is_share = attended_share(line["method"], line["budget"] or None, {}) is not None
@@ -94,7 +99,7 @@ def _cells(line: dict[str, Any], request: dict[str, Any], presets: dict[str, str
         f"{line['coverage']:.2f}",
         f"{line['selection_recall']:.2f}",
         f"{line['attended_share']:.1%}",
-        *_resident(line, request, presets.get(line["method"])),
+        *_resident(line, request, preset),
         f"{line['read_share']:.1%}",
         str(line["n"]),
     ]

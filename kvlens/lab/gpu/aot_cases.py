@@ -107,8 +107,11 @@ def cases() -> Iterator[Case]:
     yield "rows of 4096, by their names", lambda: best_rows_triton(torch.empty(HEADS, 4096), 4096, ids)
     order, quota = torch.zeros(HEADS, 4096, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     yield "tokens of 4096 chunks", lambda: chunk_reads_triton(order, ids, quota, 2)
-    for pool, own in product(POOLS, (False, True)):
-        yield f"G 4, D 128, 32 to route by, {pool}{', own projections' if own else ''}", partial(_routes, pool, own)
+    for pool, each_head in product(POOLS, (False, True)):
+        yield (
+            f"G 4, D 128, 32 to route by, {pool}{', own projections' if each_head else ''}",
+            partial(_routes, pool, each_head),
+        )
     yield "G 4, D 128, bf16, 32 wishes", _turned
 
 
@@ -172,8 +175,8 @@ def _turned() -> object:
     return turned_reads_triton(q, wishes, q.clone(), wishes.clone(), 4098, 0.8, "mean")
 
 
-def _routes(pool: str, own: bool) -> object:
-    weight = torch.empty(HEADS * (GROUP if own else 1), 32, 128)
+def _routes(pool: str, each_head: bool) -> object:
+    weight = torch.empty(HEADS * (GROUP if each_head else 1), 32, 128)
     summary, ids = torch.empty(HEADS * GROUP, 513, 32, dtype=BF16), torch.zeros(513, dtype=torch.int64)
     table = RouteTable(weight, summary, torch.empty(513), ids, torch.empty(HEADS * GROUP))
     return routed_triton(torch.empty(HEADS * GROUP, 128, dtype=BF16), table, HEADS, 514, pool)

@@ -177,8 +177,8 @@ def _routes(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     rows, dim = (70, 8) if bench.dry else (2048, 32)
     q = bench.device.normal(HEADS * GROUP, DIM, dtype=kind.dtype)
     ids = torch.randperm(rows + 1)[:rows]
-    for pool, own in (("max", False), ("mean", True)):
-        weight = torch.randn(HEADS * (GROUP if own else 1), dim, DIM) * DIM**-0.5
+    for pool, each_head in (("max", False), ("mean", True)):
+        weight = torch.randn(HEADS * (GROUP if each_head else 1), dim, DIM) * DIM**-0.5
         summary = torch.randn(HEADS * GROUP, rows, dim).to(kind.dtype)
         length = torch.randint(1, 65, (rows,)).float()
         exact = span_routes.RouteTable(weight, summary, length, ids, torch.zeros(HEADS * GROUP))

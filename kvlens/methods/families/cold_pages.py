@@ -178,9 +178,9 @@ class ColdPages(Method):
         return WindowLeave(start, stop, Placement(spans, cold, role, nothing, offload=every, codec=RawCodec()))
 
 
-def best(score: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
+def best(score: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
     """The `count` highest of each row, best first, the earlier one where two are equal: [H_kv, X] -> int64 [H_kv,
-    count], numbered from `first` on, -1 where nothing above -inf is left."""
+    count], numbered from `first_id` on, -1 where nothing above -inf is left."""
     from kvlens.kernels.best_rows import best_rows
 
-    return best_rows(score, count, first=first)
+    return best_rows(score, count, first_id=first_id)

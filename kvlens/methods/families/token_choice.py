@@ -32,17 +32,17 @@ def ranking(score: Tensor, tokens: Tensor) -> Tensor:
     return order.masked_fill(best.gather(-1, order) == -math.inf, -1)
 
 
-def choose(score: Tensor, lengths: Tensor, quota: Tensor, first: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is read at a step: score [H_kv, R, C], lengths [C], quota int64 [1] as `take`; first: span id of row 0;
+def choose(score: Tensor, lengths: Tensor, quota: Tensor, first_id: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What is read at a step: score [H_kv, R, C], lengths [C], quota int64 [1] as `take`; first_id: span id of row 0;
     group: query heads of a KV head -> leading tokens of each span [H_kv, G, S], spans of which any are read bool
     [H_kv, G, S], ids of these int64 [H_kv, C], best first, -1 behind them."""
     heads, readers, rows = score.shape
     if readers == 1:
-        reads = chunk_reads(best_rows(score[:, 0], rows), lengths, quota, first)
+        reads = chunk_reads(best_rows(score[:, 0], rows), lengths, quota, first_id)
         tokens, fine = (x[:, None].expand(-1, group, -1) for x in (reads.tokens, reads.fine))
         return tokens, fine, reads.wishes
     selected = take(score, lengths, quota)
     ranked = ranking(score, selected)
-    tokens = selected.new_zeros(heads, group, first + rows)
-    tokens[:, :, first:] = selected
-    return tokens, tokens > 0, torch.where(ranked < 0, ranked, ranked + first)
+    tokens = selected.new_zeros(heads, group, first_id + rows)
+    tokens[:, :, first_id:] = selected
+    return tokens, tokens > 0, torch.where(ranked < 0, ranked, ranked + first_id)

@@ -30,8 +30,8 @@ def scores(q: Tensor, extreme: Tensor, alive: Tensor, group: str, scale: float) 
         high, low = extreme[None].chunk(2, -1)
         able = alive.expand(1, len(extreme), -1)
         pooling = KERNELS[group]
-        found = page_scores_triton(q.flatten(0, 1)[None], low, high, able, pooling, 1.0 if group == "max" else scale)
-        return (found.exp().masked_fill(~alive, -math.inf) if pooling == "MeanS" else found)[0, :, None]
+        pooled = page_scores_triton(q.flatten(0, 1)[None], low, high, able, pooling, 1.0 if group == "max" else scale)
+        return (pooled.exp().masked_fill(~alive, -math.inf) if pooling == "MeanS" else pooled)[0, :, None]
     return pool(bounds(q.float(), extreme.float()), alive, group, scale)
 
 

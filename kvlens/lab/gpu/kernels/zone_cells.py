@@ -22,8 +22,8 @@ def free_cells(  # type: ignore[no-untyped-def]
     live = tl.load(live_ptr + address, mask=inside, other=0)
     span = tl.load(span_ptr + address, mask=inside, other=0)
     offset = tl.load(offset_ptr + address, mask=inside, other=0)
-    kept = tl.load(kept_ptr + h * S + span, mask=live != 0, other=0)
-    stays = (live != 0) & (offset < kept)
+    kept_cells = tl.load(kept_ptr + h * S + span, mask=live != 0, other=0)
+    stays = (live != 0) & (offset < kept_cells)
     return stays, (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
 
 
@@ -46,7 +46,7 @@ def place_cells(  # type: ignore[no-untyped-def]
     came_ptr,
     h,
     start,
-    before,
+    free_before,
     total,
     packed_h,
     packed_s,
@@ -65,8 +65,8 @@ def place_cells(  # type: ignore[no-untyped-def]
     BC: tl.constexpr,
     PP: tl.constexpr,
 ):
-    """Fill the free ones of BC cells from `start` on, before which `before` cells are free and of which `total` are
-    wanted -> cells that rows of the pool fill."""
+    """Fill the free ones of BC cells from `start` on, before which `free_before` cells are free and of which `total`
+    are wanted -> cells that rows of the pool fill."""
     page = tl.arange(0, PP)
     cell = start + tl.arange(0, BC)
     inside = cell < M
@@ -74,9 +74,9 @@ def place_cells(  # type: ignore[no-untyped-def]
     stays, free = free_cells(kept_ptr, span_ptr, offset_ptr, live_ptr, h, start, S, M, BC)
     span = tl.load(span_ptr + address, mask=inside, other=0)
     offset = tl.load(offset_ptr + address, mask=inside, other=0)
-    rank = before + tl.cumsum(free, 0) - 1
+    rank = free_before + tl.cumsum(free, 0) - 1
     fill = (free != 0) & (rank < total)
-    if before < total:
+    if free_before < total:
         # the first wish whose last missing cell comes after this one
         low = tl.full((BC,), 0, tl.int32)
         high = low + W

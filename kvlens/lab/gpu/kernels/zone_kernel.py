@@ -115,9 +115,9 @@ def plan_zone(  # type: ignore[no-untyped-def]
         hot = tl.load(hot_ptr + address, mask=inside, other=0)
         evicted = (held > 0) & (stamp <= until)
         hot = tl.where(evicted, 0, tl.where(held != 0, 1, hot))
-        kept = tl.where(evicted, 0, tl.maximum(held, -1 - held))
+        kept_cells = tl.where(evicted, 0, tl.maximum(held, -1 - held))
         tl.debug_barrier()
-        tl.store(kept_ptr + address, kept.to(tl.int32), mask=inside)
+        tl.store(kept_ptr + address, kept_cells.to(tl.int32), mask=inside)
         tl.store(held_ptr + address, 0, mask=evicted)
         tl.store(hot_ptr + address, hot, mask=inside)
         if FACTORS:

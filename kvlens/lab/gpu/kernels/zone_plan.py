@@ -107,7 +107,7 @@ def _plan_zone(
     assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot))
     assert position.stride() == slot_span.stride() == role.stride()
     ends, count = requested.new_empty(2, heads, wishes, dtype=torch.int32)
-    kept, total = held.new_empty(heads, spans, dtype=torch.int32), held.new_empty(heads, dtype=torch.int32)
+    kept_cells, total = held.new_empty(heads, spans, dtype=torch.int32), held.new_empty(heads, dtype=torch.int32)
     unit, moved = span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads)
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     reusable_cells = span.new_empty(heads)
@@ -151,7 +151,7 @@ def _plan_zone(
         slot_span,
         role,
         flags[2],
-        kept,
+        kept_cells,
         total,
         ends,
         count,
@@ -173,7 +173,7 @@ def _plan_zone(
     if blocks > 1:
         freed = torch.empty(heads, blocks, dtype=torch.int32, device=held.device)
         size = {"S": spans, "M": cells, "num_warps": WARPS, "enable_fp_fusion": True}
-        count_free[(blocks, heads)](kept, *zone, freed, BC=per_block, **size)
+        count_free[(blocks, heads)](kept_cells, *zone, freed, BC=per_block, **size)
         fill_blocks[(blocks, heads)](
             requested,
             starts,
@@ -182,7 +182,7 @@ def _plan_zone(
             position,
             slot_span,
             role,
-            kept,
+            kept_cells,
             ends,
             count,
             unit,
