@@ -63,9 +63,9 @@ def _chunks(bench: Bench) -> Iterator[CheckRow]:
     for rows, quota in ((300, 70),) if bench.dry else ((2048, 3272), (8192, 13_000), (8192, 10**6)):
         order = torch.stack([torch.randperm(rows) for _ in range(HEADS)])
         order[1, rows // 3 :] = -1
-        inputs = order, torch.randint(1, 17, (rows,)), torch.tensor([quota])
-        results = chunk_reads.chunk_reads(*(x.to(bench.device.at) for x in inputs), 2)
-        exact = chunk_reads.chunk_reads_torch(*inputs, 2)
+        lengths, room, position = torch.randint(1, 17, (rows,)), torch.tensor([quota]), bench.device.at
+        results = chunk_reads.chunk_reads(order.to(position), lengths.to(position), room.to(position), 2)
+        exact = chunk_reads.chunk_reads_torch(order, lengths, room, 2)
         for subject, item, two in zip(exact._fields, results, exact, strict=True):
             yield same(f"{quota} tokens of {rows} chunks: {subject}", item, two)
 
