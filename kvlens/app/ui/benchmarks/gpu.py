@@ -35,9 +35,8 @@ def show_gpu() -> None:
         st.info("Nothing was measured on a GPU yet. docs/evidence/performance.md says how it is measured.")
         return
     result = _choose_result(results, "gpu_device")
-    if result.missing:
-        st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; docs/evidence/performance.md says how."))
-    _failures(result)
+    _unmeasured(result)
+    _checks(result)
     _ceilings(result)
     show_offload(rows(result, OffloadRow))
     _kernels(result)
@@ -95,15 +94,23 @@ def rows(result: Result, kind: type[Kind], part: str = "") -> list[Kind]:
     ]
 
 
-def _failures(result: Result) -> None:
-    for entry in result.entries.values():
-        if entry.status == "failed":
-            st.warning(
-                plain(
-                    f"{entry.part}: {entry.reason or 'failed'}"
-                    + (f". Try: {entry.suggestion}." if entry.suggestion else "")
-                )
-            )
+def _unmeasured(result: Result) -> None:
+    """Parts of the benchmark that this device has not, or not whole, each with the reason; nothing where all are."""
+    reasons = {
+        entry.part: (entry.reason or "failed") + (f". Try: {entry.suggestion}" if entry.suggestion else "")
+        for entry in result.entries.values()
+        if entry.status == "failed"
+    }
+    parts = dict.fromkeys([*result.missing, *reasons])
+    if not parts:
+        return
+    with st.expander(f"{len(parts)} parts of the benchmark are not measured to their end"):
+        for part in parts:
+            st.markdown(plain(f"{part}: {reasons.get(part, 'not begun')}."))
+        st.caption("docs/evidence/performance.md says how they are measured.")
+
+
+def _checks(result: Result) -> None:
     checks: list[CheckRow | LedgerRow | OffloadRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
     checks += rows(result, OffloadRow)
     wrong = [_name(row) for row in checks if row.passed is False]
