@@ -129,8 +129,14 @@ class SharedSlots:
         """Return copies of the slots of some KV heads of a layer [h, w, ...], w being the most that one of them has;
         the others are filled up with slots that hold nothing."""
         index, live = (self._owned_on_host if self.owner.device.type == "cpu" else self._owned)(layer, heads)
-        role = torch.where(live, self.role[index], FREE)
-        return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
+        places = index.flatten()
+        keys, values, position, span, role = (
+            tensor.index_select(0, places).unflatten(
+                0, index.shape
+            )  # on a CPU three to six times as fast as tensor[index]
+            for tensor in (self.keys, self.values, self.position, self.span, self.role)
+        )
+        return Slots(keys, values, position, span, torch.where(live, role, FREE))
 
     def _owned(self, layer: int, heads: range) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots of KV heads int64 [h, w] in their order, 0 behind a head's last, and which of them are
