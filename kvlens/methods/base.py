@@ -142,6 +142,9 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
         self._decided: list[Decided] = []
         self.keeps_journal = True
         """False: notes are dropped, and what is for the record alone is not computed: nothing is recorded"""
+        self.in_graph = False
+        """True: every operation is a launch in a graph of the device, so few are better. Runs of an engine have False,
+        recorded or not, so that both choose by the same operations"""
         self.checks = HookChecks(self.name)
         """the checks of what a family's hooks return"""
 

@@ -33,7 +33,7 @@ def selected(model: Any, case: Case) -> list[Selection]:
     g = torch.Generator().manual_seed(3)
     made = decoder(model, random_prompt(400), case, 4)
     method = made.session.method
-    method.keeps_journal = False
+    assert (method.keeps_journal, method.in_graph) == (False, True)
     shape = made.session.memory.shape
     queries = torch.randn(2, shape.q_heads, shape.head_dim, generator=g)
     found = [method.select(layer, q) for layer, q in enumerate(queries)]
@@ -66,3 +66,20 @@ def test_kernels_select_what_pytorch_selects(model: Any, case: Case, monkeypatch
         assert ours.tokens is None or torch.equal(ours.tokens, exact.tokens)  # type: ignore[arg-type]
     by_kernels = case.overrides.get("group") != "native" and case.overrides.get("router") != "mean"
     assert bool(launched) == by_kernels
+
+
+@pytest.mark.parametrize("keeps_journal", [False, True])
+def test_a_run_chooses_by_the_same_operations_recorded_or_not(
+    model: Any, keeps_journal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel rounds otherwise, and a recorded run needs scores that the kernel does not give."""
+    made = decoder(model, random_prompt(400), CASES[3], 4)
+    method = made.session.method
+    method.in_graph, method.keeps_journal = False, keeps_journal
+    monkeypatch.setattr("kvlens.methods.sekv.routing.fits", lambda q, table, pool: True)
+    monkeypatch.setattr("kvlens.methods.sekv.routing.routed_triton", None)
+    shape = made.session.memory.shape
+    selection = method.select(0, torch.randn(shape.q_heads, shape.head_dim))
+    made.close()
+    assert selection is not None
+    assert (selection.score is not None) == keeps_journal

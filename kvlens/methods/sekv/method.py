@@ -222,7 +222,8 @@ class SeKV(Method):
 
         tables = self._routing, self._capacity, self._whole
         records = self.keeps_journal or self.params.zones != "head"  # KV heads that share a zone compete by the score
-        return selection(self.params, self.context.shape, *tables, layer, q, records=records)
+        launch = self.in_graph and not records
+        return selection(self.params, self.context.shape, *tables, layer, q, records=records, launch=launch)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params

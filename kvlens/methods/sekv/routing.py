@@ -202,12 +202,13 @@ def selection(
     layer: int,
     q: torch.Tensor,
     records: bool = True,
+    launch: bool = False,
 ) -> Selection | None:
-    """Of queries q [Hq, D]; capacity: span ids; records: what is for the log alone is computed. None: there is nothing
-    to choose."""
+    """Of queries q [Hq, D]; capacity: span ids; records: what is for the log alone is computed; launch: by the kernel
+    where it takes them, without what is for the log. None: there is nothing to choose."""
     if params.zoom == "off" or len(routing.span) == 0 or layer in whole.all:
         return None
-    if not records and params.reconstruction and layer not in whole.some:
+    if launch and params.reconstruction and layer not in whole.some:
         routes = routing.routes(layer, q, capacity)
         if routes is not None:
             return _asked(params, routing, routes.fine, routes.wishes)

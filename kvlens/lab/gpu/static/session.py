@@ -69,7 +69,7 @@ class StaticSession:
         self.session, self.model = session, model
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group
-        self.method.keeps_journal = False
+        self.method.keeps_journal, self.method.in_graph = False, True
         self.method.checks.enabled = False
         self.recall = StaticRecall(memory, self.method.factor_form(), kernels, host)
         self.ring = (
