@@ -162,6 +162,22 @@ def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(
     assert [line for line in said if line.endswith("...")] == ["ledger ...", "ceilings ..."]
 
 
+def test_parts_are_measured_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    """A part's whole name may have a comma in it, and may begin another's."""
+    text = "row gathers; decode 256 x 2; ceilings"
+    asked = run.part_names(text)
+    assert asked == {"parts": ("row gathers", "decode 256 x 2", "ceilings"), "whole_names": True}
+    assert run.part_names("ceilings, decode") == {"parts": ("ceilings", "decode"), "whole_names": False}
+    request = Request(tmp_path, dry_run=True, **asked)
+    names = [part.name for part in run.all_parts((256,), (1, 2))]
+    taken = [name for name in names if request.place_of(name) is not None]
+    assert sorted(taken) == sorted(asked["parts"])
+    assert "decode 256 x 2, replayed" in names
+    said: list[str] = []
+    measure(dry(tmp_path, ("row gathers", "ceilings"), whole_names=True), said.append)
+    assert [line for line in said if line.endswith("...")] == ["row gathers ...", "ceilings ..."]
+
+
 def test_the_time_limit_stops_between_parts(tmp_path: Path) -> None:
     said: list[str] = []
     measure(Request(tmp_path, 1e-9, QUICK, True, (256,), (1,)), said.append)

@@ -221,7 +221,9 @@ def gpu(
         Path | None, typer.Option(help=f"Folder of the result file, gpu-<device>.json; default: {PLACE}.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="No part is begun after this long; run again to continue.")] = 10.0,
-    parts: Annotated[str, typer.Option(help="Beginnings of parts' names, comma-separated; default: all.")] = "",
+    parts: Annotated[
+        str, typer.Option(help="Beginnings of parts' names, by commas, or whole names, by semicolons; default: all.")
+    ] = "",
     contexts: Annotated[str, typer.Option(help="Tokens, comma-separated; default: 8192,32768,131072.")] = "",
     batches: Annotated[str, typer.Option(help="Sequences, comma-separated; default: 1,8.")] = "",
     model: Annotated[str, typer.Option(help="Whose KV is offloaded: a name, a GGUF file or a folder.")] = SMOLLM2,
@@ -231,9 +233,8 @@ def gpu(
 ) -> None:
     """Ceilings, checks, real offload, kernels and whole decode steps at the shape of an 8B model, on the first CUDA
     device."""
-    from kvlens.lab.gpu.run import Request, measure, numbers
+    from kvlens.lab.gpu.run import Request, measure, numbers, part_names
 
-    request = Request(
-        out or results_folder(), minutes, names(parts), dry_run, numbers(contexts), numbers(batches), model
-    )
+    sizes = {"contexts": numbers(contexts), "batches": numbers(batches)}
+    request = Request(out or results_folder(), minutes, dry_run=dry_run, model=model, **sizes, **part_names(parts))
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvlens.lab.gpu.run import Request, measure, numbers
+from kvlens.lab.gpu.run import Request, measure, numbers, part_names
 from kvlens.models.find import SMOLLM2
 
 
@@ -17,16 +17,20 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results"), help="folder of the result file")
     parser.add_argument("--minutes", type=float, default=10.0, help="no part is begun after this long")
-    parser.add_argument("--parts", default="", help="comma-separated beginnings of parts' names")
+    parser.add_argument(
+        "--parts", default="", help="beginnings of parts' names, comma-separated, or whole names, by semicolons"
+    )
     parser.add_argument("--contexts", default="", help="tokens, comma-separated")
     parser.add_argument("--batches", default="", help="sequences, comma-separated")
     parser.add_argument("--model", default=SMOLLM2, help="whose KV is offloaded: a name, a GGUF file or a folder")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU; the figures mean nothing")
     options = parser.parse_args()
-    parts = tuple(part.strip() for part in options.parts.split(",") if part.strip())
     try:
         sizes = numbers(options.contexts), numbers(options.batches)
-        request = Request(options.out, options.minutes, parts, options.dry_run, *sizes, options.model)
+        named = part_names(options.parts)
+        request = Request(
+            options.out, options.minutes, named["parts"], options.dry_run, *sizes, options.model, named["whole_names"]
+        )
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

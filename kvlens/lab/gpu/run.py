@@ -43,7 +43,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. `parts`: names or beginnings of names, none: all; `minutes`: no part is begun after that."""
+    """What to measure. `parts`: beginnings of names, none: all; with `whole_names` names, in the order in which they
+    are measured. `minutes`: no part is begun after that."""
 
     out: Path
     minutes: float = 10.0
@@ -53,6 +54,13 @@ class Request:
     batches: Sequence[int] = ()
     model: str = SMOLLM2
     """whose KV is offloaded; a dry run takes the toy"""
+    whole_names: bool = False
+
+    def place_of(self, name: str) -> int | None:
+        """Return where a part of this name stands in the order that was asked for; None: it is not asked for."""
+        if self.whole_names:
+            return self.parts.index(name) if name in self.parts else None
+        return 0 if not self.parts or name.startswith(tuple(self.parts)) else None
 
     def __post_init__(self) -> None:
         for name in self.parts:
@@ -74,6 +82,14 @@ def numbers(text: str) -> tuple[int, ...]:
         raise ValueError(f"'{text}' is not a list of whole numbers like 8192,32768.") from None
 
 
+def part_names(text: str) -> dict[str, Any]:
+    """Return `parts` and `whole_names` of a request: beginnings of names, separated by commas, or whole names, which
+    may have commas in them, by semicolons."""
+    whole = ";" in text
+    parts = tuple(part.strip() for part in text.split(";" if whole else ",") if part.strip())
+    return {"parts": parts, "whole_names": whole}
+
+
 def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:
     """Measure what is missing and return the file. Raises ValueError where there is no device to measure."""
     device = device or pick(request.dry_run)
@@ -90,13 +106,14 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     runs, until = request.out / f"{path.stem}-runs", time.monotonic() + 60 * request.minutes
     matvec_times.adopt(result)
     bench = Bench(device, contexts, batches, result, rates, offloaded=request.model, runs=runs, until=until)
-    parts = [
-        part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
-    ]
+    places = {part.name: request.place_of(part.name) for part in all_parts(contexts, batches)}
+    parts = [part for part in all_parts(contexts, batches) if places[part.name] is not None]
     missing = [part.name for part in parts if not _is_done(bench, part)]
-    # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
+    # of those asked for alike what failed before comes last: a part which breaks the device does not keep the others
+    # from being measured
     order = sorted(
-        (part for part in parts if not _is_done(bench, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
+        (part for part in parts if not _is_done(bench, part)),
+        key=lambda p: (_arithmetic(p), places[p.name], _broke(result, p)),
     )
     wording = False
     for part in order:
