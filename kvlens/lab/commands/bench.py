@@ -235,6 +235,7 @@ def gpu(
     device."""
     from kvlens.lab.gpu.run import Request, measure, numbers, part_names
 
-    sizes = {"contexts": numbers(contexts), "batches": numbers(batches)}
-    request = Request(out or results_folder(), minutes, dry_run=dry_run, model=model, **sizes, **part_names(parts))
+    named, folder = part_names(parts), out or results_folder()
+    sizes = numbers(contexts), numbers(batches)
+    request = Request(folder, minutes, named["parts"], dry_run, *sizes, model, named["whole_names"])
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)
