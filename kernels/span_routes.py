@@ -180,8 +180,8 @@ def _route(  # type: ignore[no-untyped-def]
     MEAN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: TILE rows of a KV head, for all its query heads. OWN: each query head has a projection of its own.
-    It projects the queries itself: the projection is small, and a launch before this one is not."""
+    """One program: TILE rows of a KV head, for all its query heads. OWN: each query head has its own projection. Every
+    program projects the queries anew, which takes less time than a launch for it would."""
     h = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * TILE + tl.arange(0, TILE)
     r = tl.arange(0, RP)

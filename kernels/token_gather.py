@@ -15,8 +15,8 @@ from kvlens.kernels.compat import jit, tl
 TOKENS = 16
 """a program has under way at once"""
 CTAS = 64
-"""Programs at most. On an H200 as many move 512 tokens in 8.3 us where 16 take 11.6; from 4,096 tokens on no number of
-programs or tokens is faster than another (docs/evidence/performance.md)"""
+"""Programs at most. On an H200 as many moved 512 tokens in 8.2 us where 16 took 11.6; from 4,096 tokens on no number of
+programs was faster than another"""
 
 
 def fits(head_dim: int) -> bool:
@@ -46,22 +46,15 @@ def gather_tokens_torch(
 
 
 def gather_tokens_triton(
-    pool: torch.Tensor,
-    behind: int,
-    listed: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tokens: int = TOKENS,
-    ctas: int = CTAS,
+    pool: torch.Tensor, behind: int, listed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """The pool has to be pinned where the slots are on CUDA. tokens: that a program has under way at once; ctas:
-    programs at most."""
+    """The pool has to be pinned where the slots are on CUDA."""
     count, dim = listed.shape[1], pool.shape[1]
     assert fits(dim)
     assert pool.is_contiguous()
     assert listed.is_contiguous()
     assert keys.stride(2) == values.stride(2) == 1
-    _gather[(min(ctas, -(-count // tokens)),)](
+    _gather[(min(CTAS, -(-count // TOKENS)),)](
         pool,
         listed,
         keys,
@@ -71,9 +64,9 @@ def gather_tokens_triton(
         *keys.stride()[:2],
         *values.stride()[:2],
         D=dim,
-        N=tokens,
+        N=TOKENS,
         BESIDE=behind == 1,
-        num_warps=max(1, min(8, tokens // 4)),
+        num_warps=TOKENS // 4,
         enable_fp_fusion=True,
     )
 

@@ -14,6 +14,7 @@ from uiruns import Runs, Visit
 from kvlens.app.figures.methodmarks import FAMILY_COLORS
 from kvlens.app.figures.quality import table
 from kvlens.app.figures.qualitycost import cost_rows, quality_cost
+from kvlens.app.ui.benchmarks import claims
 from kvlens.app.ui.benchmarks.matrix import MEANT
 from kvlens.app.ui.common import sentences
 from kvlens.lab.bench.qualitypage import ORDER
@@ -297,3 +298,14 @@ def test_a_lost_trial_of_the_matrix_can_be_run_again(visit: Visit, runs: Runs) -
     assert "3 of 4 right" in said
     assert "expected '4821', came '77'" in said
     assert [button.label for button in app.button] == [sentences.RUN_TRIAL_AGAIN]
+
+
+def test_claims_name_every_machine_with_its_dates() -> None:
+    """Methods whose claims were measured on several machines, on several days."""
+
+    def part(date: str, processor: str) -> dict[str, Any]:
+        return {"about": {"date": date, "machine": {"processor": processor, "cores": 2}, "torch": "2"}, "claims": []}
+
+    days = {"snapkv": part("2026-01-02", "B"), "quest": part("2026-01-03", "A"), "tova": part("2026-01-01", "B")}
+    _, measured = claims._claims({"methods": days}, "smollm2")
+    assert measured == "2026-01-03: A, 2 cores, torch 2; 2026-01-01, 2026-01-02: B, 2 cores, torch 2"

@@ -165,13 +165,13 @@ def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(
 def test_parts_are_measured_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
     """A part's whole name may have a comma in it, and may begin another's."""
     text = "row gathers; decode 256 x 2; ceilings"
-    asked = run.part_names(text)
-    assert asked == {"parts": ("row gathers", "decode 256 x 2", "ceilings"), "whole_names": True}
-    assert run.part_names("ceilings, decode") == {"parts": ("ceilings", "decode"), "whole_names": False}
-    request = Request(tmp_path, dry_run=True, **asked)
+    parts, whole = run.part_names(text)
+    assert (parts, whole) == (("row gathers", "decode 256 x 2", "ceilings"), True)
+    assert run.part_names("ceilings, decode") == (("ceilings", "decode"), False)
+    request = Request(tmp_path, parts=parts, dry_run=True, whole_names=whole)
     names = [part.name for part in run.all_parts((256,), (1, 2))]
     taken = [name for name in names if request.place_of(name) is not None]
-    assert sorted(taken) == sorted(asked["parts"])
+    assert sorted(taken) == sorted(parts)
     assert "decode 256 x 2, replayed" in names
     said: list[str] = []
     measure(dry(tmp_path, ("row gathers", "ceilings"), whole_names=True), said.append)

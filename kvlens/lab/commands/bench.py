@@ -235,7 +235,7 @@ def gpu(
     device."""
     from kvlens.lab.gpu.run import Request, measure, numbers, part_names
 
-    named, folder = part_names(parts), out or results_folder()
+    named, whole = part_names(parts)
     sizes = numbers(contexts), numbers(batches)
-    request = Request(folder, minutes, named["parts"], dry_run, *sizes, model, named["whole_names"])
+    request = Request(out or results_folder(), minutes, named, dry_run, *sizes, model, whole)
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

@@ -27,10 +27,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         sizes = numbers(options.contexts), numbers(options.batches)
-        named = part_names(options.parts)
-        request = Request(
-            options.out, options.minutes, named["parts"], options.dry_run, *sizes, options.model, named["whole_names"]
-        )
+        parts, whole = part_names(options.parts)
+        request = Request(options.out, options.minutes, parts, options.dry_run, *sizes, options.model, whole)
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

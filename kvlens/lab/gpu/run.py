@@ -82,12 +82,11 @@ def numbers(text: str) -> tuple[int, ...]:
         raise ValueError(f"'{text}' is not a list of whole numbers like 8192,32768.") from None
 
 
-def part_names(text: str) -> dict[str, Any]:
-    """Return `parts` and `whole_names` of a request: beginnings of names, separated by commas, or whole names, which
+def part_names(text: str) -> tuple[tuple[str, ...], bool]:
+    """Return `parts` and `whole_names` of a request: beginnings of names are separated by commas, whole names, which
     may have commas in them, by semicolons."""
     whole = ";" in text
-    parts = tuple(part.strip() for part in text.split(";" if whole else ",") if part.strip())
-    return {"parts": parts, "whole_names": whole}
+    return tuple(part.strip() for part in text.split(";" if whole else ",") if part.strip()), whole
 
 
 def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:

@@ -62,11 +62,11 @@ class FreeKV(HostPageRetrieval):
 
         return summarise(keys)
 
-    def rank(self, q: torch.Tensor, summary: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    def rank(self, q: torch.Tensor, summary: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         from kvlens.methods.freekv.score import page_scores
 
         scale = q.shape[-1] ** -0.5 if self.params.score_scale == "sqrt_d" else 1.0
-        return page_scores(q, summary, there, self.params.pooling, scale)[:, None]
+        return page_scores(q, summary, pages, self.params.pooling, scale)[:, None]
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         from kvlens.methods.freekv.score import published

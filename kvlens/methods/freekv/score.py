@@ -19,9 +19,9 @@ def summarise(keys: torch.Tensor) -> torch.Tensor:
 def page_scores(
     q: torch.Tensor, summary: torch.Tensor, pages: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
-    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D] as stored, of which the first `pages` (int64
-    0-d) are there -> [H_kv, P], -inf for the others; of MeanS and MaxS the logarithm (app. B.2;
-    kernels/page_scores.py). `scale` multiplies the bounds."""
+    """Rank pages: q [H_kv, G, D], summary [H_kv, P, 2 D] as stored -> scores [H_kv, P]. pages int64 0-d: how many of
+    the P places are in use, from the first on; the others have -inf. scale: multiplies the bounds. With MeanS and MaxS
+    a score is the logarithm (app. B.2; kernels/page_scores.py)."""
     low, high = summary[None].chunk(2, -1)
     return kernel.page_scores(q.flatten(0, 1)[None], low, high, pages, pooling, scale)[0]
 

@@ -30,7 +30,7 @@ def show_claims(model: str | None) -> None:
         return
     result = results[0]
     try:
-        frame, about = _claims(result.content, str(model))
+        frame, measured = _claims(result.content, str(model))
     except (KeyError, TypeError, AttributeError):
         error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
@@ -54,7 +54,7 @@ def show_claims(model: str | None) -> None:
     st.caption(
         plain(
             f"Of {counted(len(frame), 'claim')} of {counted(frame['method'].nunique(), 'paper')} {tally} on the model "
-            f"{about.get('model')}. Each claim shows its number of prompts. Measured {where(about)}."
+            f"{model}. Each claim shows its number of prompts. Measured {measured}."
         )
     )
     download(frame, "kvlens-claims")
@@ -89,8 +89,8 @@ def _draw_claim(claim: pd.Series[Any], is_first: bool) -> None:
             st.caption("The first of the list; select another one.")
 
 
-def _claims(content: dict[str, Any], model: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """One row per claim, and on what they were measured (machine of the first method's, all dates)."""
+def _claims(content: dict[str, Any], model: str) -> tuple[pd.DataFrame, str]:
+    """One row per claim, and when and on which machines they were measured."""
     rows = [
         {
             "method": heading(name, model),
@@ -104,7 +104,9 @@ def _claims(content: dict[str, Any], model: str) -> tuple[pd.DataFrame, dict[str
         for name, part in content["methods"].items()
         for claim in part["claims"]
     ]
-    abouts = [part["about"] for part in content["methods"].values()]
-    dates = sorted({str(about["date"]) for about in abouts})
-    first_about: dict[str, Any] = abouts[0] if abouts else {}
-    return pd.DataFrame(rows), first_about | {"date": ", ".join(dates)}
+    dates: dict[str, set[str]] = {}
+    for part in content["methods"].values():
+        about = part["about"]
+        dates.setdefault(where(about | {"date": None}), set()).add(str(about["date"]))
+    measured = (f"{', '.join(sorted(days))}: {machine}" for machine, days in sorted(dates.items()))
+    return pd.DataFrame(rows), "; ".join(measured)

@@ -15,7 +15,7 @@ from kvlens.kernels.compat import jit, tl
 def free_cells(  # type: ignore[no-untyped-def]
     kept_ptr, span_ptr, offset_ptr, live_ptr, h, start, S, M, BC: tl.constexpr
 ):
-    """Of BC cells from `start` on: which stay, and which are free (int32)."""
+    """Of BC cells from `start` on: what they hold (span, offset), which stay, and which are free (int32)."""
     cell = start + tl.arange(0, BC)
     inside = cell < M
     address = h * M + cell
@@ -24,7 +24,7 @@ def free_cells(  # type: ignore[no-untyped-def]
     offset = tl.load(offset_ptr + address, mask=inside, other=0)
     kept_cells = tl.load(kept_ptr + h * S + span, mask=live != 0, other=0)
     stays = (live != 0) & (offset < kept_cells)
-    return stays, (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
+    return span, offset, stays, (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
 
 
 @jit
@@ -71,9 +71,7 @@ def place_cells(  # type: ignore[no-untyped-def]
     cell = start + tl.arange(0, BC)
     inside = cell < M
     address = h * M + cell
-    stays, free = free_cells(kept_ptr, span_ptr, offset_ptr, live_ptr, h, start, S, M, BC)
-    span = tl.load(span_ptr + address, mask=inside, other=0)
-    offset = tl.load(offset_ptr + address, mask=inside, other=0)
+    span, offset, stays, free = free_cells(kept_ptr, span_ptr, offset_ptr, live_ptr, h, start, S, M, BC)
     rank = free_before + tl.cumsum(free, 0) - 1
     fill = (free != 0) & (rank < total)
     if free_before < total:
@@ -120,7 +118,7 @@ def count_free(  # type: ignore[no-untyped-def]
 ):
     """One program: the free cells of a block, into freed [H, blocks]."""
     h = tl.program_id(1)
-    _, free = free_cells(kept_ptr, span_ptr, offset_ptr, live_ptr, h, tl.program_id(0) * BC, S, M, BC)
+    _, _, _, free = free_cells(kept_ptr, span_ptr, offset_ptr, live_ptr, h, tl.program_id(0) * BC, S, M, BC)
     tl.store(freed_ptr + h * tl.num_programs(0) + tl.program_id(0), tl.sum(free, 0))
 
 
