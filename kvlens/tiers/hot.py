@@ -143,7 +143,8 @@ class Pool:
 
     def window_slots(self, start: int, end: int) -> torch.Tensor:
         """Return the slots of positions [start, end), int64."""
-        return torch.tensor([self.window_slot(p) for p in range(start, end)], dtype=torch.long, device=self.role.device)
+        positions = torch.arange(start, end, device=self.role.device)
+        return self.start["window"] + (positions - self.window_origin) % self.zones.window
 
     def take_window(self, start: int, end: int, span: int) -> torch.Tensor:
         """Name the slots of positions [start, end) as window tokens of `span`; return the slots."""

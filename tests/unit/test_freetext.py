@@ -14,9 +14,11 @@ from support import raises_code
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
 from kvlens.lab import results as resultfiles
-from kvlens.lab.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
+from kvlens.lab.bench.freetext import measure
 from kvlens.lab.bench.passages import begins, distinct, passage
+from kvlens.lab.bench.passagetrials import Passages
 from kvlens.lab.bench.textpage import markdown
+from kvlens.lab.bench.textrequest import FLOORS, FreeTextRequest
 from kvlens.statistics import of_mean
 from kvlens.tasks.texts import sentences
 
@@ -90,6 +92,26 @@ def test_the_table_has_the_noise_floor_and_goes_on_where_it_stopped(
     )
     assert not done
     assert again["lines"] == result["lines"]
+
+
+def test_trials_that_share_their_steps_differ_by_rounding_alone(tmp_path: Path) -> None:
+    asked = SMALL | {"methods": ("random", "snapkv", "h2o"), "budgets": ("40%", "60%")}
+
+    def measured(batch: int) -> dict[str, dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        kept = tmp_path / f"{batch}.jsonl"
+        measure(FreeTextRequest(**asked, batch=batch), kept, lambda done, total, row: rows.append(row))
+        assert len(rows) == 8
+        return {row["key"]: row for row in rows if row["dtype"] == "float32"}
+
+    apart, together = measured(1), measured(4)
+    assert {row["batched"] for row in apart.values()} == {1}
+    assert all(1 < row["batched"] <= 4 for row in together.values())
+    for key, row in together.items():
+        alone = apart[key]
+        assert row["kl"] == pytest.approx(alone["kl"], rel=1e-3)
+        assert row["coverage"] == pytest.approx(alone["coverage"], rel=1e-4)
+        assert (row["resident_share"], row["read_share"]) == (alone["resident_share"], alone["read_share"])
 
 
 def test_rows_of_another_preset_stand_behind_the_methods_own() -> None:

@@ -16,9 +16,10 @@ from kvlens import PACKAGE, methods, tasks
 from kvlens.budget import Budget
 from kvlens.engine.engine import Engine
 from kvlens.lab.bench import tablestudy
-from kvlens.lab.bench.freetext import FreeTextRequest, Passages
 from kvlens.lab.bench.passages import apart, begins, passage
+from kvlens.lab.bench.passagetrials import Passages
 from kvlens.lab.bench.sources import running
+from kvlens.lab.bench.textrequest import FreeTextRequest
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import carry_out, settings
 from kvlens.lab.claims import Claim, arm_evidence, armstudy, check, page, written

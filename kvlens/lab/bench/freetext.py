@@ -2,7 +2,8 @@
 distribution is compared with full KV's. No task, no answer, no luck of one token.
 
 Controls stand in the same table: full KV in other number formats (what rounding alone changes, the noise floor), and
-random eviction among the methods. Resumable; one line per trial is kept.
+random eviction among the methods. Resumable; one line per trial is kept. Trials of a passage may share their decode
+steps (`batch`), which rounds as other sizes of a matrix do: the reference is computed alone.
 
 It is no study of kvlens.studies: its noise floor compares other number formats with float32's full KV, and a study
 compares an arm with full KV in the arm's own format.
@@ -14,33 +15,23 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from inspect import getfile
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
+from typing import Any
 
 from kvlens import methods
-from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.lab.bench import kept as lines_kept
-from kvlens.lab.bench.passages import distinct, passage
+from kvlens.lab.bench.passages import passage
+from kvlens.lab.bench.passagetrials import Passages, Place
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
-from kvlens.lab.bench.tablerequest import ComparedRequest
-from kvlens.lab.bench.trials import arm, chosen, infeasible, missing, settings
-from kvlens.methods.base import Method
+from kvlens.lab.bench.textrequest import FreeTextRequest, Planned
+from kvlens.lab.bench.trials import missing
 from kvlens.statistics import of_mean
-from kvlens.studies.means import Means
 from kvlens.tasks.texts import EVALUATION
 
-if TYPE_CHECKING:
-    from kvlens.engine.comparison import Reference
-    from kvlens.engine.engine import Engine, Options
-    from kvlens.engine.prefill import ReadPrompt
-from kvlens.text.prompts import Prompt
-
-FLOORS = ("bfloat16", "float16")
 FIGURES = (
     "kl",
     "agreement",
@@ -53,114 +44,6 @@ FIGURES = (
     "read_share",
 )
 """of an arm, means over its passages"""
-
-
-class FreeTextRequest(ComparedRequest):
-    """What to measure; the reference stands for full KV in other number formats."""
-
-    budgets: tuple[str, ...] = ("10%", "20%", "40%")
-    length: int = Field(1024, ge=64)
-    """tokens of context"""
-    tokens: int = Field(64, ge=64)
-    """fed behind it, each of them compared"""
-    passages: int = Field(10, ge=1)
-    first_seed: int = 7_000_000
-
-    def arms(self) -> list[tuple[str, str, str]]:
-        """(method, budget, number format) that every passage is run under beside its reference."""
-        floors = [(methods.REFERENCE, "", dtype) for dtype in FLOORS]
-        return floors + [
-            (name, budget, "float32") for name in self.methods if name != methods.REFERENCE for budget in self.budgets
-        ]
-
-
-class Passages:
-    """The passage that is being measured, with what all its trials share: the reading of it, and full KV's logits."""
-
-    def __init__(self, request: FreeTextRequest, engine: Engine) -> None:
-        self.request, self.engine = request, engine
-        self._others: dict[str, Engine] = {}
-        self._index = -1
-        self.context: Prompt
-        self.options: Options
-        self.reference: Reference
-        self._read: ReadPrompt | None
-
-    def turn(self, index: int) -> None:
-        """Make passage `index` the one at hand."""
-        import torch
-
-        from kvlens.engine.comparison import Reference
-        from kvlens.engine.engine import Options
-        from kvlens.methods.full import FullKV
-
-        if index == self._index:
-            return
-        loaded = self.engine.loaded
-        request = self.request
-        seed, sizes = request.first_seed + index, (request.length, request.tokens)
-        self.context, fed = passage(seed, *sizes, loaded.tokenizer, loaded.max_positions)
-        self.options = Options(max_new=len(fed), forced=fed, coverage=True, oracle="off")
-        self._read, self._index = None, index
-        read = self.read(FullKV)
-        plain = replace(self.options, coverage=False)
-        full = self.engine.run(self.context, FullKV, FullKV.Parameters(), None, plain, keep_logits=True, read=read)
-        self.reference = Reference("", fed, torch.stack(full.logits).cpu())
-
-    def read(self, method: type[Method]) -> ReadPrompt:
-        """The context, prefilled once for all methods that can be served by it."""
-        if self._read is None or not self._read.serves(method):
-            asking = (*map(methods.get, self.request.methods), method)
-            queries = max(128, *(method.needs.queries for method in asking))
-            received = any(method.needs.received for method in asking)
-            self._read = self.engine.read(self.context, queries=queries, received=received)
-        return self._read
-
-    def run(self, name: str, budget: str, dtype: str = "float32") -> dict[str, Any]:
-        """The figures of one arm, under the parameters that a run of it would have; `infeasible` where the budget
-        cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
-        method = methods.get(name)
-        preset, overrides, rule = settings(method, self.request.model, budget)
-        row: dict[str, Any] = {"rule": rule, "preset": preset, "overrides": overrides}
-        limit = Budget.parse(budget) if rule == "resident bytes" else None
-        engine = self.engine if dtype == "float32" else self._in(dtype)
-        read = self.read(method) if dtype == "float32" else None
-        sink = Means()
-        try:
-            choice = chosen(engine, self.context, method, row, limit, self.options)
-            row |= arm(choice, row)
-            result = engine.run(
-                self.context, method, choice.params, limit, self.options, sink, read=read, against=self.reference
-            )
-        except BudgetInfeasible as error:
-            return row | infeasible(error)
-        except ValueError as error:
-            return row | {"refused": str(error)}
-        losses = [loss for loss in result.losses if loss is not None]
-        assert len(losses) == len(self.reference.ids), "every forced token is compared"
-        figures = sink.figures()
-        full = engine.loaded.shape.full_kv_bytes(len(self.context.ids) + self.options.max_new)
-        return row | {
-            "kl": fmean(loss.kl for loss in losses),
-            "agreement": fmean(loss.agrees for loss in losses),
-            "nats": -fmean(loss.logprob for loss in losses),
-            "full_nats": -fmean(loss.ref_logprob for loss in losses),
-            "coverage": figures["coverage"],
-            "selection_recall": figures["selection_recall"],
-            "attended_share": figures["attended_tokens"] / len(self.context.ids),
-            "resident_share": result.peak_bytes / full,
-            "read_share": figures["read_bytes_per_step"] / full,
-            "tokens": len(losses),
-            "passed": all(check.passed for check in result.checks),
-        }
-
-    def _in(self, dtype: str) -> Engine:
-        from kvlens.engine.engine import Engine
-        from kvlens.engine.models import load
-
-        if dtype not in self._others:
-            self._others[dtype] = Engine(load(self.request.model, dtype=dtype))
-        return self._others[dtype]
 
 
 @lines_kept.alone
@@ -176,44 +59,55 @@ def measure(
 
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
+    from kvlens.studies.batching import carry_out_together
 
     torch.set_num_threads(1)
     named = {methods.REFERENCE, *request.methods}
-    sources = Path(__file__), Path(getfile(passage))  # they decide what a trial is, too
+    sources = Path(__file__), Path(getfile(Passages)), Path(getfile(passage))  # they decide what a trial is, too
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256, digest
     origins = {name: origin(request.model, name, "text", *shared) for name in named}
-    arms = request.arms()
-    planned = {
-        f"{index}/{method}/{budget}/{dtype}": (index, method, budget, dtype)
-        for index in distinct(request.first_seed, request.passages)
-        for method, budget, dtype in arms
-    }
-    stored_rows = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)
+    trials = request.trials()
+    keys = {planned.key for planned in trials}
+    stored_rows = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in keys)
     if line := made_otherwise(stored_rows, origins):
         say(line)
     for line in missing(request.model, request.methods):
         say(line)
     rows = {row["key"]: row for row in stored_rows if row["origin"] == origins[row["method"]]}
-    passages, start_time = Passages(request, Engine(load(request.model))), time.monotonic()
-    for count, (key, (index, method, budget, dtype)) in enumerate(planned.items(), 1):
-        if key in rows:
-            continue
-        if time.monotonic() - start_time > 60 * request.minutes:
-            break
-        passages.turn(index)
-        row = {"key": key, "index": index, "method": method, "budget": budget, "dtype": dtype}
-        rows[key] = row | passages.run(method, budget, dtype) | {"origin": origins[method]}
-        lines_kept.append(kept, rows[key])
-        report(count, len(planned), rows[key])
+    passages, until = Passages(request, Engine(load(request.model))), time.monotonic() + 60 * request.minutes
+
+    def finish(result: tuple[Planned, dict[str, Any]]) -> None:
+        planned, figures = result
+        row = {"key": planned.key, **asdict(planned)} | figures | {"origin": origins[planned.method]}
+        rows[planned.key] = row
+        lines_kept.append(kept, row)
+        report(len(rows), len(trials), row)
+
+    def stop() -> bool:
+        return time.monotonic() > until
+
+    for index, members in groupby(trials, lambda planned: planned.index):
+        waiting = [[planned] for planned in members if planned.key not in rows]
+        if waiting and not stop():
+            passages.turn(index)
+            carry_out_together(
+                request.batch,
+                waiting,
+                lambda seat, *_: Place(passages, seat),
+                Place.run,
+                finish,
+                lambda *phase: None,
+                stop,
+            )
     provenance = about(tuple(sorted(named)), request.model) | {
         "request": request.model_dump(mode="json"),
         "text": EVALUATION.title,
         "origins": origins,
         "trials": len(rows),
-        "planned": len(planned),
+        "planned": len(trials),
     }
-    return {"about": provenance, "lines": [_line(arm, list(rows.values())) for arm in arms]}
+    return {"about": provenance, "lines": [_line(arm, list(rows.values())) for arm in request.arms()]}
 
 
 def _line(arm: tuple[str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -69,13 +69,19 @@ def markdown(result: dict[str, Any]) -> str:
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
-        f"behind {request['length']:,} of context, float32 but where said; {about['text']}. "
+        f"behind {request['length']:,} of context, float32 but where said; {about['text']}. {_together(request)}"
         f"{measured_on(about)}, {about['machine']['processor']}, "
         f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}."
         + variants_measured(result)
         + (f" Amended {about['amended']}." if "amended" in about else ""),
     ]
     return "\n".join(text) + "\n"
+
+
+def _together(request: dict[str, Any]) -> str:
+    """Return a sentence where trials shared their steps; '' where each ran alone."""
+    size = request.get("batch", 1)
+    return f"Up to {size} trials of a passage shared their decode steps. " if size > 1 else ""
 
 
 def _cells(line: dict[str, Any], request: dict[str, Any], preset: str | None) -> list[str]:

@@ -19,14 +19,16 @@ def text(
     tokens: Annotated[int, typer.Option(help="Tokens fed behind it, at least 64; each is compared.")] = 64,
     passages: Annotated[int, typer.Option(help="Passages of the text.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the first passage.")] = 7_000_000,
+    batch: Annotated[int, typer.Option(help="Trials of a passage whose decode steps are computed together.")] = 1,
     minutes: Minutes = 60.0,
     out: Out = None,
     kept: Kept = None,
 ) -> None:
     """KL and top-1 agreement with full KV, token by token of a real text, by method and budget; beside them full KV in
     other number formats."""
-    from kvlens.lab.bench.freetext import FreeTextRequest, measure
+    from kvlens.lab.bench.freetext import measure
     from kvlens.lab.bench.textpage import markdown
+    from kvlens.lab.bench.textrequest import FreeTextRequest
 
     target, trials = out_file(out, "text", model), kept_file(kept, "text", model)
     source = {"methods": methods, "budgets": budgets}
@@ -39,6 +41,7 @@ def text(
         tokens=tokens,
         passages=passages,
         first_seed=seed,
+        batch=batch,
         minutes=minutes,
         **{name: names for name, names in lists.items() if names},
     )

@@ -34,9 +34,9 @@ from kvlens.engine.loop import Generation
 from kvlens.engine.models import load
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.session import Session
-from kvlens.lab.bench.freetext import FreeTextRequest
 from kvlens.lab.bench.passages import passage
 from kvlens.lab.bench.provenance import about, origin
+from kvlens.lab.bench.textrequest import FreeTextRequest
 from kvlens.lab.bench.trials import chosen, settings
 from kvlens.methods.base import Method
 from kvlens.models.find import default_model
