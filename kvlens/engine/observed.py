@@ -21,7 +21,7 @@ from kvlens.memory.placement import Selection
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, RunContext
-from kvlens.tiers.slots import PromptStore
+from kvlens.tiers.slots import PromptStore, Slots
 
 
 class Observed:
@@ -232,5 +232,7 @@ class LayerObserver(Protocol):
         biases: Sequence[torch.Tensor | None],
         scaling: float,
         selection: Selection | None,
+        slots: Sequence[Slots],
     ) -> None:
-        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones."""
+        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones. slots: what
+        each part attended, which may change once this returns; none of a layer that keeps its window."""

@@ -112,7 +112,7 @@ class Session:
         if number is None:
             out, bias = self.windowed.attend(layer, q, scaling, form)
             if self.observer is not None:
-                self.observer.layer(layer, q[0, :, 0], (bias,), scaling, None)
+                self.observer.layer(layer, q[0, :, 0], (bias,), scaling, None, ())
             return out
         return self._decode(layer, number, q, scaling, form)
 
@@ -126,7 +126,7 @@ class Session:
         selection = self._select(layer, q, scaling) if selects else None
         if selects:
             clock.enter("attend")
-        outs, biases = [], []
+        outs, biases, attended = [], [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
             part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, pool.query_heads]
             slots, bias, pages = memory.reads.part(layer, selection, part)
@@ -134,6 +134,7 @@ class Session:
             self.kernels.add("torch" if bias is None else memory.reads.by)
             outs.append(decode_attention(part_queries, slots.keys, slots.values, bias, scaling, pages, part_form))
             biases.append(bias)
+            attended.append(slots)
             if self.needs.weights:
                 weights = attention_weights(part_queries[0, :, 0], slots.keys, bias, scaling, part_form)
                 self.border.attended(layer, pool.heads, weights, slots.position)
@@ -142,7 +143,7 @@ class Session:
             out = selection.blend.mixed(out)
         if self.observer is not None:
             clock.enter("record")
-            self.observer.layer(model_layer, q[0, :, 0], biases, scaling, selection)
+            self.observer.layer(model_layer, q[0, :, 0], biases, scaling, selection, attended)
         if selection is not None and selection.now is not None:
             memory.host.recaller.recall(layer, selection, later=True)
         clock.enter(phase)

@@ -126,11 +126,7 @@ class Reads:
             slots = self.hot.parts[layer][part].live_slots(layer, self.hot.newest)
             if slots is not None:
                 return slots, None, None
-        pool, whole = self.hot.parts[layer][part], None
-        if pool.shares:
-            whole = self._with_shared(
-                pool, layer, self._counterfactual is not None and self._counterfactual.holds(layer)
-            )
+        whole = self._made(self.hot.parts[layer][part], layer)
         bias, live = self.bias(layer, selection, part, whole)
         return self.slots(layer, bias, part) if whole is None else whole, bias, live
 
@@ -143,7 +139,7 @@ class Reads:
         No bias where every slot written so far is attended as it is (then the live slots are a prefix of the pool).
         KV heads that are whole by the layout attend everything but dropped tokens, whatever the selection says. The
         bias leaves the held zone out where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
-        them in the bias. whole: the copy of slots that several KV heads share, where there is one already.
+        them in the bias. whole: the copies of packed tokens or shared slots, where there are some already.
         """
         pool, changes = self.hot.parts[layer][part], self._counterfactual
         held, drops = (False, False) if changes is None else (changes.holds(layer), changes.drops(layer))
@@ -156,12 +152,7 @@ class Reads:
         if selection is None and not held and not drops and plain:
             return None, None
         heads = pool.index[1]
-        if self._packed is not None:
-            slots = self._packed.slots(pool, layer, self.hot.newest, held)
-        elif pool.shares:
-            slots = self._with_shared(pool, layer, held) if whole is None else whole
-        else:
-            slots = pool.slots(layer, None if held else pool.start["held"])
+        slots = whole or self._made(pool, layer) or pool.slots(layer, None if held else pool.start["held"])
         if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:
             selection = selection.take_heads(heads)
         reads = slot_reads(slots, self.spans, self.spans.is_hot[layer, heads], self._group, selection)
@@ -197,31 +188,36 @@ class Reads:
     def slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """Return the slots of a part that a step's attention with this bias goes through."""
         pool = self.hot.parts[layer][part]
-        if self._packed is not None:
-            held = self._counterfactual is not None and self._counterfactual.holds(layer)
-            return self._packed.slots(pool, layer, self.hot.newest, held)
-        if pool.shares:
-            held = self._counterfactual is not None and self._counterfactual.holds(layer)
-            return self._with_shared(pool, layer, held)
+        if made := self._made(pool, layer):
+            return made
         live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
         slots = pool.slots(layer, live)
         if self._distance is None or pool.dense:
             return slots
         return self._distance.rotate_slots(slots, layer, self.hot.newest, pool.start["held"])
 
-    def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
-        """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
-        where it is attended."""
+    def _made(self, pool: Pool, layer: int) -> Slots | None:
+        """Return a layer's slots as they are made for an attention, the held zone behind them where it is attended:
+        packed tokens restored, or copies with the shared zone. None: the pool's own slots are attended."""
+        held = self._counterfactual is not None and self._counterfactual.holds(layer)
+        if self._packed is not None:
+            return self._packed.slots(pool, layer, self.hot.newest, held)
+        if not pool.shares:
+            return None
         slots = pool.slots(layer, pool.start["held"])
         whole = slots.beside(self._shared[self._layout.shared_zone(layer)].copy_slots(layer, pool.heads))
         return whole.beside(pool.held(layer)) if held else whole
 
+    def copies(self, layer: int, part: int = 0) -> bool:
+        """Return whether what a part's attention goes through is made for it: packed tokens, shared slots, keys that
+        are seen from elsewhere."""
+        pool = self.hot.parts[layer][part]
+        return self._packed is not None or pool.shares or (self._distance is not None and not pool.dense)
+
     def together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
-        """Return what `slots` returns, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but
-        for packed tokens and keys that are seen from elsewhere."""
-        if self._packed is not None or self._distance is not None or self.hot.parts[layers.start][part].shares:
-            each: Sequence[Slots] = [self.slots(layer, bias, part) for layer in layers]
-            return Slots(*map(torch.stack, zip(*(vars(slots).values() for slots in each), strict=True)))
+        """Return what `slots` returns, of some layers of one pool with equally wide biases [l, h, C, ...]: views.
+        Raises AssertionError where they would be copies."""
+        assert not self.copies(layers.start, part)
         pool = self.hot.parts[layers.start][part]
         live = self.slots(layers.start, bias, part).role.shape[1]
         rows = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)

@@ -12,10 +12,10 @@ from kvlens.kernels.attend import LayerForm, attention_shares, form_at
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.layerparts import WatchedKeys, share_layers
+from kvlens.recording.layerparts import WatchedKeys, joined, share_layers
 from kvlens.recording.snapshot import Attended, DecidedStep, LayerInputs, PackedReads, Snapshot, Zooms, join, rank
 from kvlens.tiers.hot import Pool
-from kvlens.tiers.slots import ROLE, WINDOW
+from kvlens.tiers.slots import ROLE, WINDOW, Slots
 
 
 class Freezer:
@@ -44,15 +44,20 @@ class Freezer:
         biases: Sequence[torch.Tensor | None],
         scaling: float,
         selection: Selection | None,
+        slots: Sequence[Slots],
     ) -> None:
         layer_inputs, number = LayerInputs(layer, q, biases, scaling, selection), self.windowed.own.get(layer)
-        shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
-        if number is not None and (shared or (selection is not None and selection.now is not None)):
-            layer_inputs.frozen = (
-                self._freeze(range(number, number + 1), [layer_inputs]),
-                self.memory.spans.is_hot[number].clone(),
-            )
+        if number is not None and self._at_once(number, selection):
+            layer_inputs.frozen = self._freeze_now(layer_inputs, slots), self.memory.spans.is_hot[number].clone()
         self._seen.append(layer_inputs)
+
+    def _at_once(self, number: int, selection: Selection | None) -> bool:
+        """Return whether a layer's slots are gone by the end of the step: a later layer or a recall may take them, or
+        they are copies that would have to be made again."""
+        taken = len(self.memory.layout.shared) == 1 or (selection is not None and selection.now is not None)
+        return taken or any(
+            self.memory.reads.copies(number, part) for part in range(len(self.memory.hot.parts[number]))
+        )
 
     def snapshot(self, position: int) -> Snapshot:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""
@@ -68,7 +73,7 @@ class Freezer:
         selections = [s.selection for s in layer_inputs]
         ranked = [None if c is None else rank(c) for c in selections]
         shot = Snapshot(
-            groups,
+            joined(groups),
             q,
             self._previous,
             self._zooms(),
@@ -193,12 +198,21 @@ class Freezer:
         return Attended(none, None, role, span, position)
 
     def _freeze(self, layers: range, seen: list[LayerInputs]) -> Attended:
+        slots = [self.memory.reads.together(layers, bias, part) for part, bias in enumerate(seen[0].biases)]
+        return self._freeze_parts(layers, seen, slots)
+
+    def _freeze_now(self, layer_inputs: LayerInputs, slots: Sequence[Slots]) -> Attended:
+        number = self.windowed.own[layer_inputs.layer]
+        rows = [Slots(*(tensor[None] for tensor in vars(of_part).values())) for of_part in slots]
+        return self._freeze_parts(range(number, number + 1), [layer_inputs], rows)
+
+    def _freeze_parts(self, layers: range, seen: list[LayerInputs], slots: Sequence[Slots]) -> Attended:
+        """slots: of each part, with the layers [l, ...] in front."""
         pools = self.memory.hot.parts[layers.start]
-        parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
+        parts = [self._freeze_part(pool, seen, part, slots[part]) for part, pool in enumerate(pools)]
         return parts[0] if len(parts) == 1 else join(parts)
 
-    def _freeze_part(self, pool: Pool, layers: range, seen: list[LayerInputs], part: int) -> Attended:
-        slots = self.memory.reads.together(layers, seen[0].biases[part], part)
+    def _freeze_part(self, pool: Pool, seen: list[LayerInputs], part: int, slots: Slots) -> Attended:
         q_heads = slice(pool.heads.start * self.memory.shape.group, pool.heads.stop * self.memory.shape.group)
         queries, biases = [s.q[q_heads] for s in seen], [s.biases[part] for s in seen]
         form = self._form(seen[0].layer).take(q_heads)

@@ -37,6 +37,32 @@ def layer_parts(shots: Sequence[Snapshot]) -> Iterator[Attended]:
             yield _together([take_layers(member, start, start + count) for member in groups])
 
 
+def joined(groups: Sequence[Attended]) -> list[Attended]:
+    """Return the attention of the same layers in fewer groups: neighbours with equally many slots are one, up to as
+    many layers as are measured at a time."""
+    members: list[list[Attended]] = []
+    for group in groups:
+        count = sum(len(member.weights) for member in members[-1]) if members else 0
+        most = layers_at_a_time(group.weights[0].numel())
+        if members and count + len(group.weights) <= most and _shapes(members[-1][0]) == _shapes(group):
+            members[-1].append(group)
+        else:
+            members.append([group])
+    return [each[0] if len(each) == 1 else _side_by_side(each) for each in members]
+
+
+def _shapes(group: Attended) -> list[torch.Size | None]:
+    return [None if table is None else table.shape[1:] for table in vars(group).values()]
+
+
+def _side_by_side(members: Sequence[Attended]) -> Attended:
+    tables: dict[str, Any] = {
+        name: None if table is None else torch.cat([getattr(member, name) for member in members])
+        for name, table in vars(members[0]).items()
+    }
+    return Attended(**tables)
+
+
 def take_layers(attended: Attended, start: int, end: int) -> Attended:
     """Return the attention of the layers [start, end), without a copy."""
     tables: dict[str, Any] = {name: None if t is None else t[start:end] for name, t in vars(attended).items()}

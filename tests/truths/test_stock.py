@@ -98,7 +98,9 @@ def test_a_look_ahead_makes_a_layers_own_query_of_its_own_input(family: str) -> 
     cache, own, seen = SessionCache(session, model.shape.layers), {}, {}
 
     class Own:
-        def layer(self, layer: int, q: torch.Tensor, biases: object, scaling: float, selection: object) -> None:
+        def layer(
+            self, layer: int, q: torch.Tensor, biases: object, scaling: float, selection: object, slots: Any
+        ) -> None:
             own[layer] = scored(q, scaling)
 
     with torch.inference_mode():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,11 +50,17 @@ class Trial:
         self.seen: dict[int, tuple] = {}
 
     def layer(
-        self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: list[torch.Tensor | None],
+        scaling: float,
+        selection: object,
+        slots: Any,
     ) -> None:
         """The session's observer: keeps the selection and which positions each KV head attended."""
         (bias,) = biases
-        slots = self.session.memory.reads.slots(layer, bias)
+        (slots,) = slots
         seen = torch.ones_like(slots.role, dtype=torch.bool) if bias is None else (bias > -math.inf).all(1)
         if bias is not None:
             assert torch.equal(seen, (bias > -math.inf).any(1)), "all query heads of a group read the same"

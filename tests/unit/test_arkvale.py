@@ -30,7 +30,9 @@ def test_the_best_pages_are_recalled_for_the_worst_and_all_that_is_there_is_atte
     trial, seen = Trial("arkvale", N, NEW, group=group, volume=volume, **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

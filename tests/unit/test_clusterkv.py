@@ -38,7 +38,9 @@ def test_tokens_of_the_nearest_clusters_are_read_until_the_budget_is_full(group:
     trial, seen = Trial("clusterkv", N, NEW, group=group, **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

@@ -42,7 +42,9 @@ def test_blocks_are_found_by_their_most_attended_tokens_and_seen_from_afar(group
     seen: dict[int, Any] = {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

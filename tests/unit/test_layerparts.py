@@ -12,12 +12,14 @@ from support import ListSink, measured_batches, method_of, random_prompt
 from test_memoryneed import largest_allocation
 
 from kvlens.engine.engine import Engine, Options
+from kvlens.memory.reads import Distance, Reads
+from kvlens.methods import make_parameters
 from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import layerparts, recorder
-from kvlens.recording.layerparts import KeyParts, layer_keys, split_alike
+from kvlens.recording.layerparts import KeyParts, joined, layer_keys, split_alike
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import steps_together
-from kvlens.recording.snapshot import Measured, Snapshot
+from kvlens.recording.snapshot import Attended, Measured, Snapshot
 from kvlens.shape import KVShape
 
 
@@ -42,6 +44,49 @@ def test_a_step_is_measured_a_few_layers_at_a_time(tiny: Any, monkeypatch: pytes
             assert [pickle.dumps(step) for step in whole] == [pickle.dumps(step) for step in parts]
             assert shape[0] > 1
             assert small < table
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("kivi", {}), ("turboquant", {}), ("finch", {}), ("sekv", {"router": "pca", "zones": "layer"})],
+)
+def test_what_is_made_for_the_attention_is_made_once_a_step(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any]
+) -> None:
+    """Recording takes the slots that the attention went through; packed tokens are not restored again for it."""
+    method, prompt, made = method_of(name), random_prompt(300, seed=5), []
+    for owner, maker in ((Reads, "_made"), (Distance, "rotate_slots")):
+        plain = getattr(owner, maker)
+
+        def counted(*arguments: Any, _plain: Any = plain) -> Any:
+            slots = _plain(*arguments)
+            if slots is not None:
+                made.append(slots)
+            return slots
+
+        monkeypatch.setattr(owner, maker, counted)
+    counts, params = [], make_parameters(method, "demo" if "demo" in method.presets else None, changes)
+    for sink in (None, ListSink()):
+        made.clear()
+        options = Options(max_new=4, ignore_eos=True, coverage=True)
+        Engine(tiny).run(prompt, method, params, None, options, sink)
+        counts.append(len(made))
+    assert counts[0] == counts[1] > 0
+
+
+def test_neighbouring_layers_with_equally_many_slots_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def group(layers: int, slots: int, seen: bool = False) -> Attended:
+        tables = [torch.full((layers, 2, slots), number) for number in (1, 2, 3)]
+        return Attended(torch.rand(layers, 2, 3, slots), torch.ones(layers, 2, 3, slots) > 0 if seen else None, *tables)
+
+    groups = [group(1, 5), group(2, 5), group(1, 5, seen=True), group(1, 4), group(1, 4)]
+    whole = joined(groups)
+    assert [len(each.weights) for each in whole] == [3, 1, 2]
+    assert torch.equal(whole[0].weights, torch.cat([groups[0].weights, groups[1].weights]))
+    assert whole[0].visible is None
+    assert whole[1] is groups[2]
+    monkeypatch.setattr(layerparts, "PART_NUMBERS", 2 * groups[0].weights.numel())
+    assert [len(each.weights) for each in joined([group(1, 5) for _ in range(5)])] == [2, 2, 1]
 
 
 class ForeignSnapKV(SnapKV):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -30,9 +32,15 @@ def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_on
 
     class Look:
         def layer(
-            self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
+            self,
+            layer: int,
+            q: torch.Tensor,
+            biases: list[torch.Tensor | None],
+            scaling: float,
+            selection: object,
+            slots: Any,
         ):
-            slots = trial.session.memory.reads.slots(layer, biases[0])
+            (slots,) = slots
             seen[layer] = (slots.position.clone(), biases[0])
             if layer:
                 read.append(selection.index_bytes)
@@ -88,7 +96,13 @@ class Biases:
         trial.session.observer = self
 
     def layer(
-        self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: list[torch.Tensor | None],
+        scaling: float,
+        selection: object,
+        slots: Any,
     ) -> None:
         self.of[layer], self.selection[layer] = biases[0], selection
 

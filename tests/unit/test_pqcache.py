@@ -35,7 +35,9 @@ def test_the_tokens_whose_coded_keys_score_highest_are_brought(group: str) -> No
     trial, seen = Trial("pqcache", N, NEW, group=group, **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

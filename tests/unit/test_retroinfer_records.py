@@ -26,7 +26,9 @@ def test_the_log_names_the_tokens_that_entries_stand_for() -> None:
     trial, seen = Trial("retroinfer", N, NEW, **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()
@@ -50,7 +52,9 @@ def test_tokens_that_stay_unread_in_the_block_cache_are_not_asked_for() -> None:
     trial, seen, unread = Trial("retroinfer", N, NEW, **SET), {}, 0
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()
@@ -83,7 +87,9 @@ def test_an_entry_counts_the_tokens_that_are_not_held() -> None:
         class Look:
             at = number
 
-            def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+            def layer(
+                self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+            ) -> None:
                 seen[self.at] = (biases[0], selection) if layer == 1 else None
 
         trial.session.observer = Look()

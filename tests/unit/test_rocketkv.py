@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,9 @@ def test_both_stages_are_the_papers(attended: int) -> None:
     seen: dict[int, torch.Tensor] = {}
 
     class Look:
-        def layer(self, layer: int, q: object, biases: list[torch.Tensor], scaling: float, selection: object) -> None:
+        def layer(
+            self, layer: int, q: object, biases: list[torch.Tensor], scaling: float, selection: object, slots: Any
+        ) -> None:
             seen[layer] = biases[0]
 
     trial.session.observer = Look()

@@ -74,9 +74,15 @@ def test_a_kv_head_attends_the_blocks_that_its_gate_chooses_and_the_open_one(set
 
     class Look:
         def layer(
-            self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
+            self,
+            layer: int,
+            q: torch.Tensor,
+            biases: list[torch.Tensor | None],
+            scaling: float,
+            selection: object,
+            slots: Any,
         ) -> None:
-            seen[layer] = (trial.session.memory.reads.slots(layer, biases[0]).position.clone(), biases[0])
+            seen[layer] = (slots[0].position.clone(), biases[0])
 
     trial.session.observer = Look()
     for step in range(NEW):

@@ -42,7 +42,9 @@ def test_kept_tokens_of_the_sentences_nearest_the_mean_query_are_brought() -> No
     trial, seen = Trial("sentencekv", N, NEW, text=TEXT[:N], **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

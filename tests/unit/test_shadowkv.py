@@ -24,7 +24,9 @@ def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str
     trial, seen = Trial("shadowkv", N, NEW, rotate=rotate, group=group, **SET), {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
             seen[layer] = biases[0], selection
 
     trial.session.observer = Look()

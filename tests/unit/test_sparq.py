@@ -41,8 +41,10 @@ def test_every_step_is_algorithm_1(mean: bool) -> None:
     seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     class Look:
-        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
-            seen[layer] = (trial.session.memory.reads.slots(layer, biases[0]).position.clone(), biases[0])
+        def layer(
+            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
+        ) -> None:
+            seen[layer] = (slots[0].position.clone(), biases[0])
 
     trial.session.observer = Look()
     keys, values = trial.keys.copy(), trial.values.copy()

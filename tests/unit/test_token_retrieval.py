@@ -27,7 +27,7 @@ class Seen:
         self.bias: dict[int, torch.Tensor | None] = {}
         trial.session.observer = self
 
-    def layer(self, layer: int, q: torch.Tensor, biases: list[Any], scaling: float, selection: Any) -> None:
+    def layer(self, layer: int, q: torch.Tensor, biases: list[Any], scaling: float, selection: Any, slots: Any) -> None:
         self.selection[layer], self.bias[layer] = selection, biases[0]
 
 

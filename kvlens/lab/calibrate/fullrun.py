@@ -14,6 +14,7 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.methods.full import FullKV
 from kvlens.text.prompts import Prompt
+from kvlens.tiers.slots import Slots
 
 
 class Watcher(Protocol):
@@ -34,10 +35,9 @@ class _Observer:
         self.session, self.watcher = session, watcher
 
     def layer(
-        self, layer: int, q: torch.Tensor, biases: Sequence[torch.Tensor | None], scaling: float, selection: object
+        self, layer: int, q: torch.Tensor, biases: object, scaling: float, selection: object, slots: Sequence[Slots]
     ) -> None:
-        slots = self.session.memory.reads.slots(layer, biases[0])
-        self.watcher.layer(layer, q, slots.keys, slots.values, scaling)
+        self.watcher.layer(layer, q, slots[0].keys, slots[0].values, scaling)
 
 
 @torch.inference_mode()
