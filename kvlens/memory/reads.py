@@ -188,8 +188,8 @@ class Reads:
     def slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """Return the slots of a part that a step's attention with this bias goes through."""
         pool = self.hot.parts[layer][part]
-        if made := self._made(pool, layer):
-            return made
+        if copied := self._made(pool, layer):
+            return copied
         live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
         slots = pool.slots(layer, live)
         if self._distance is None or pool.dense:

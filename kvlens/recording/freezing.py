@@ -197,28 +197,28 @@ class Freezer:
         none = torch.empty(shape.layers, shape.kv_heads, shape.group, 0, device=role.device)
         return Attended(none, None, role, span, position)
 
-    def _freeze(self, layers: range, seen: list[LayerInputs]) -> Attended:
-        slots = [self.memory.reads.together(layers, bias, part) for part, bias in enumerate(seen[0].biases)]
-        return self._freeze_parts(layers, seen, slots)
+    def _freeze(self, layers: range, members: list[LayerInputs]) -> Attended:
+        slots = [self.memory.reads.together(layers, bias, part) for part, bias in enumerate(members[0].biases)]
+        return self._freeze_parts(layers, members, slots)
 
     def _freeze_now(self, layer_inputs: LayerInputs, slots: Sequence[Slots]) -> Attended:
         number = self.windowed.own[layer_inputs.layer]
         rows = [Slots(*(tensor[None] for tensor in vars(of_part).values())) for of_part in slots]
         return self._freeze_parts(range(number, number + 1), [layer_inputs], rows)
 
-    def _freeze_parts(self, layers: range, seen: list[LayerInputs], slots: Sequence[Slots]) -> Attended:
+    def _freeze_parts(self, layers: range, members: list[LayerInputs], slots: Sequence[Slots]) -> Attended:
         """slots: of each part, with the layers [l, ...] in front."""
         pools = self.memory.hot.parts[layers.start]
-        parts = [self._freeze_part(pool, seen, part, slots[part]) for part, pool in enumerate(pools)]
+        parts = [self._freeze_part(pool, members, part, slots[part]) for part, pool in enumerate(pools)]
         return parts[0] if len(parts) == 1 else join(parts)
 
-    def _freeze_part(self, pool: Pool, seen: list[LayerInputs], part: int, slots: Slots) -> Attended:
+    def _freeze_part(self, pool: Pool, members: list[LayerInputs], part: int, slots: Slots) -> Attended:
         q_heads = slice(pool.heads.start * self.memory.shape.group, pool.heads.stop * self.memory.shape.group)
-        queries, biases = [s.q[q_heads] for s in seen], [s.biases[part] for s in seen]
-        form = self._form(seen[0].layer).take(q_heads)
-        weights, visible, sink = share_layers(queries, slots.keys, biases, seen[0].scaling, form)
+        queries, biases = [s.q[q_heads] for s in members], [s.biases[part] for s in members]
+        form = self._form(members[0].layer).take(q_heads)
+        weights, visible, sink = share_layers(queries, slots.keys, biases, members[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
-        share, summarised = stack_selections([s.selection for s in seen], weights, pool.index[1])
+        share, summarised = stack_selections([s.selection for s in members], weights, pool.index[1])
         return Attended(weights, visible, role, span, position, share, sink, summarised)
 
 
