@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvlens.shape import KVShape
@@ -68,6 +69,7 @@ def _beyond_full(text: str, number: str, unit: str) -> str:
     return f"budget '{text}' is {number} times full KV: write {share}{number}tok for tokens or {number}MB for bytes."
 
 
+@lru_cache(maxsize=1024)
 def in_words(limit_text: str | None) -> str:
     """A budget as pages and tables call it: '20%' of '0.2', '64MB' as it was written, '9,080,832 B' of '9080832B',
     NO_LIMIT of '1.0' and None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kvlens.store.outcomefacts import OutcomeFacts, parsed_facts
@@ -57,6 +58,13 @@ def entry_line(uid: str, entry: Entry) -> bytes:
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
+@lru_cache(maxsize=1024)
+def _check_types(names: tuple[str, ...], kinds: tuple[type, ...]) -> None:
+    """Raise KeyError or ValueError where a row's cells are not what they should be; most rows are alike."""
+    if not all(issubclass(kind, _TYPES[name]) for name, kind in zip(names, kinds, strict=True)):
+        raise ValueError
+
+
 def parse_line(line: bytes) -> tuple[str, Entry]:
     """Return the run id and the entry of a line. Raises ValueError, TypeError or KeyError for a line that
     `entry_line` did not make."""
@@ -65,8 +73,7 @@ def parse_line(line: bytes) -> tuple[str, Entry]:
     row["tags"] = tuple(map(str, row["tags"]))
     if values["v"] != VERSION or row["uid"] != uid or not row.keys() >= _ALWAYS:
         raise ValueError
-    if not all(isinstance(row[key], _TYPES[key]) for key in row):
-        raise ValueError
+    _check_types(tuple(row), tuple(map(type, row.values())))
     facts = parsed_facts(values.get("facts"))
     trace = None if facts is None else tuple(values["trace"])
     entry = Entry(tuple(values["stamp"]), row, trace, facts)

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvlens.files import FILE_MODE, PLAIN, read_plain, write_plain
 from kvlens.store.catalogueentry import Entry, Stamp, entry_line, parse_line
+from kvlens.store.collecting import uncollected
 from kvlens.store.errors import TraceError
 from kvlens.store.outcomefacts import OutcomeFacts
 from kvlens.store.runinfo import check_uid
@@ -42,7 +43,7 @@ class Catalogue:
     def entries(self, read: Callable[[Path], tuple[dict[str, Any], Any]]) -> list[Entry]:
         """Return the entries of all runs in the folder. read(folder): the row of a run that is not known, or has
         changed, and its facts if its run.json holds them, with the stamp of their trace."""
-        with self._lock:
+        with self._lock, uncollected():
             self._refresh()
             present, news = {}, []
             for uid, stamp in _runs(self.folder):

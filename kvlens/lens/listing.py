@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.budget import of_run
-from kvlens.lens.knob import limit_by
 from kvlens.lens.runsettings import settings_by
 from kvlens.lens.severity import KINDS, Outcome, outcome_of
-from kvlens.methods.differences import QUESTION, SEED, RunSettings, tell_apart
+from kvlens.methods.differences import BUDGET, QUESTION, SEED, RunSettings, tell_apart
 from kvlens.models.find import short_model
 from kvlens.refusal import Refusal
 from kvlens.store.catalog import run_entries
 from kvlens.store.catalogueentry import Entry
+from kvlens.store.collecting import uncollected
 from kvlens.store.errors import MemoryShort
 from kvlens.store.outcomefacts import EXCERPT, OutcomeFacts, trace_stamp
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
@@ -56,7 +56,7 @@ class Listing:
     def read(self, uids: Sequence[str], within_s: float = float("inf")) -> list[ListedRun | None]:
         """In the order of `uids`; nothing is known of a run that is being written. None: not read yet, since those
         before it took `within_s` seconds."""
-        with self._lock:
+        with self._lock, uncollected():
             until, catalogue = time.monotonic() + within_s, catalogue_of(self._folder)
             if any(catalogue.entry(uid) is None for uid in uids):
                 run_entries(self._folder)
@@ -111,8 +111,10 @@ def told_of(facts: OutcomeFacts | None, problem: str) -> ListedRun:
     if facts is None:
         return ListedRun(Outcome(""), problem=problem)
     came = outcome_of(facts)
-    came = replace(came, expected=came.expected and came.expected[:EXCERPT])
-    return ListedRun(came, facts.prompt, facts.begins, facts.ends, limit_by(facts), settings=settings_by(facts))
+    if came.expected and len(came.expected) > EXCERPT:
+        came = replace(came, expected=came.expected[:EXCERPT])
+    settings = settings_by(facts)
+    return ListedRun(came, facts.prompt, facts.begins, facts.ends, settings.conditions[BUDGET], settings=settings)
 
 
 def differences_in(

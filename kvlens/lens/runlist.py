@@ -10,9 +10,11 @@ import pandas as pd
 from kvlens.lens.listing import Search, differences_in, limit_in, listing_of
 from kvlens.lens.severity import Outcome
 from kvlens.store.cells import records
+from kvlens.store.collecting import uncollected
 from kvlens.store.reader import list_runs
 
 
+@uncollected()
 def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     """Return one row per run that the search takes, newest first: the columns of `list_runs`, differs (what tells the
     run from the other rows of its method), held_to (the budget, or the share of tokens of a method that keeps all),

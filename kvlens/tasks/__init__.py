@@ -104,6 +104,7 @@ def forget() -> None:
     """Plugins are looked for again."""
     _plugins.cache_clear()
     registry.cache_clear()
+    _known.cache_clear()
 
 
 def get(name: str) -> Task:
@@ -116,11 +117,14 @@ def get(name: str) -> Task:
     if name not in tasks and name in refused():
         raise UnknownTask(refused()[name])
     if name not in tasks:
-        raise UnknownTask(
-            f"unknown task '{name}'; known: {', '.join(tasks)}, and files as "
-            f"{', '.join(f'{kind}:PATH' for kind in file_kinds())}."
-        )
+        raise UnknownTask(f"unknown task '{name}'; known: {_known()}.")
     return tasks[name]
+
+
+@cache
+def _known() -> str:
+    """Return the names of the tasks and kinds of files, as text."""
+    return f"{', '.join(registry())}, and files as {', '.join(f'{kind}:PATH' for kind in file_kinds())}"
 
 
 def _stamp(path: Path) -> int:

@@ -13,6 +13,7 @@ import unicodedata
 RULE = "contains"
 """name of the rule, as a run's meta has it"""
 _THINKING = re.compile(r"\A.*?</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
+_WORD = re.compile(r"\w")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\u2019\u00a0\u202f\u2009](?=\d{3}(?!\d))")
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
@@ -33,7 +34,7 @@ def contains(output: str, answer: str) -> bool:
 
 def without_thinking(output: str) -> str:
     """Return an output without its thinking block; an unfinished block holds no answer."""
-    return _THINKING.sub("", output, count=1)
+    return _THINKING.sub("", output, count=1) if "<" in output else output
 
 
 def _plain(text: str) -> str:
@@ -43,7 +44,6 @@ def _plain(text: str) -> str:
 
 def _joined(text: str, right: str) -> bool:
     """Whether two neighbouring characters belong to one word."""
-    word = re.compile(r"\w")
-    if not (text and right and word.match(text) and word.match(right)):
+    if not (text and right and _WORD.match(text) and _WORD.match(right)):
         return False
     return not (_UNSPACED.match(text) or _UNSPACED.match(right))
