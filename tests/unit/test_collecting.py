@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
-from synthetic import write_synthetic
 
+from kvlens.lens import runlist
 from kvlens.lens.listing import Search
-from kvlens.lens.runlist import search_runs
 from kvlens.store.collecting import uncollected
 
 
-def test_it_is_looked_for_again_whatever_happens() -> None:
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), uncollected():
+def _fail() -> None:
+    with uncollected():
         assert not gc.isenabled()
         with uncollected():
             pass
         assert not gc.isenabled()
         raise ZeroDivisionError
+
+
+def test_it_is_looked_for_again_whatever_happens() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        _fail()
     assert gc.isenabled()
     gc.disable()
     try:
@@ -31,16 +36,14 @@ def test_it_is_looked_for_again_whatever_happens() -> None:
         gc.enable()
 
 
-def test_a_list_of_runs_collects_nothing(tmp_path: Path) -> None:
-    for number in range(3):
-        write_synthetic(tmp_path, 2, 4, 2, 6, 4, number, uid=f"20260101-{number:06}-many")
-    collections = []
-    gc.callbacks.append(lambda phase, info: collections.append(phase))
-    try:
-        gc.collect()
-        collections.clear()
-        with uncollected():
-            listed = search_runs(tmp_path, Search())
-        assert (len(listed), collections) == (3, [])
-    finally:
-        gc.callbacks.pop()
+def test_a_list_of_runs_is_made_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, plain = [], runlist.list_runs
+
+    def noted(folder: Path) -> Any:
+        looked.append(gc.isenabled())
+        return plain(folder)
+
+    monkeypatch.setattr(runlist, "list_runs", noted)
+    assert runlist.search_runs(tmp_path, Search()).empty
+    assert looked == [False]
+    assert gc.isenabled()
