@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from kvlens.memory.placement import Selection
 
+IMPOSSIBLE = -1e30
+"""logarithm of a probability of 0; a multiple of it by 0 is 0"""
 CODE_BYTES = 2
 """of the bits of one key in one table, int16"""
 
@@ -210,7 +212,8 @@ def sampling_probability(cosine: torch.Tensor, bits: int, tables: int, hits: int
     import torch
 
     same = (1 - cosine.double().clamp(-1, 1).arccos() / math.pi) ** bits
+    equal, other = same.log().clamp(min=IMPOSSIBLE), (-same).log1p().clamp(min=IMPOSSIBLE)
     missed = torch.zeros_like(same)
     for count in range(hits):
-        missed += math.comb(tables, count) * same**count * (1 - same) ** (tables - count)
+        missed += (math.log(math.comb(tables, count)) + count * equal + (tables - count) * other).exp()
     return (1 - missed).clamp(0, 1)

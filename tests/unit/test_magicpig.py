@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import comb, pi
 from typing import Any
 
@@ -72,6 +73,19 @@ def test_the_probability_is_that_of_drawn_planes() -> None:
         measured = float((equal >= hits).float().mean())
         assert abs(measured - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5, hits
         np.testing.assert_allclose(expected, chance(np.array(cosine), hits), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tables", "hits"), [(150, 2), (150, 60), (2000, 1000)])
+def test_the_probability_of_many_tables(tables: int, hits: int) -> None:
+    """Numbers of ways that no float holds; the same sum in rational numbers, whose ends are 0 and 1."""
+    cosine = torch.tensor([-1.0, -0.3, 0.0, 0.4, 1.0])
+    expected = []
+    for same in (1 - cosine.double().clamp(-1, 1).arccos() / pi).tolist():
+        exact = Fraction(same)
+        missed = sum(comb(tables, i) * exact**i * (1 - exact) ** (tables - i) for i in range(hits))
+        expected.append(float(1 - missed))
+    assert (expected[0], expected[-1]) == (0, 1)
+    np.testing.assert_allclose(sampling_probability(cosine, 1, tables, hits), expected, atol=1e-11)
 
 
 def test_layers_that_are_dense_read_everything() -> None:
