@@ -153,8 +153,11 @@ def attends(meta: RunMeta) -> str | None:
 
 def attends_by(name: str, config: Mapping[str, Any]) -> str | None:
     """The same of a method's parameters, before a run."""
-    method, kept_tokens, tokens = methods.registry().get(name), config.get(KEPT), config.get(COUNTED)
-    if method is None or not method.keeps_all or not isinstance(kept_tokens, int | float):
+    kept_tokens, tokens = config.get(KEPT), config.get(COUNTED)
+    if not isinstance(kept_tokens, int | float):
+        return None  # of most methods, none of which has to be imported for it
+    method = methods.registry().get(name)
+    if method is None or not method.keeps_all:
         return None
     if kept_tokens:
         return f"{100 * kept_tokens:g}% of attended tokens"

@@ -168,11 +168,14 @@ def register(method: type[Method]) -> None:
 @cache
 def registry() -> dict[str, type[Method]]:
     """Name -> class, of the product's methods, of installed plugins by name, and of what was registered."""
-    methods = {}
-    for name, path in BUILT_IN.items():
-        module, attribute = path.split(":")
-        methods[name] = getattr(importlib.import_module(module), attribute)
-    return {**methods, **_plugins()[0], **_registered}
+    return {**{name: _built_in(name) for name in BUILT_IN}, **_plugins()[0], **_registered}
+
+
+@cache
+def _built_in(name: str) -> type[Method]:
+    module, attribute = BUILT_IN[name].split(":")
+    method: type[Method] = getattr(importlib.import_module(module), attribute)
+    return method
 
 
 def refused() -> dict[str, str]:
@@ -195,6 +198,8 @@ def get(name: str) -> type[Method]:
     """The class of a method, one of the registry, a press (kvlens.methods.kvpress) or a composition of several
     (kvlens.methods.composition). Raises UnknownMethod with the nearest name, or with what is wrong with the plugin of
     that name, NoPress or NoComposition."""
+    if name in BUILT_IN:
+        return _built_in(name)  # the others are not imported
     methods = registry()
     if name.startswith(PREFIX):
         return press_method(name)
