@@ -93,8 +93,8 @@ class LayerInputs:
     scaling: float
     selection: Selection | None
     frozen: tuple[Attended, torch.Tensor] | None = None
-    """taken at once where the slots are about to be overwritten, in the background or by a later layer: the attention,
-    and which spans were hot"""
+    """taken at once where the slots are copies, or about to be overwritten, in the background or by a later layer: the
+    attention, and which spans were hot"""
 
 
 class LayerKeys(Protocol):
