@@ -12,6 +12,7 @@ import pytest
 from support import raises_code
 
 from kvlens.cli.main import main
+from kvlens.engine import batch
 from kvlens.engine.engine import Engine
 from kvlens.lab import results as resultfiles
 from kvlens.lab.bench.freetext import measure
@@ -19,6 +20,7 @@ from kvlens.lab.bench.passages import begins, distinct, passage
 from kvlens.lab.bench.passagetrials import Passages
 from kvlens.lab.bench.textpage import markdown
 from kvlens.lab.bench.textrequest import FLOORS, FreeTextRequest
+from kvlens.lab.commands.freetext import _came
 from kvlens.statistics import of_mean
 from kvlens.tasks.texts import sentences
 
@@ -112,6 +114,21 @@ def test_trials_that_share_their_steps_differ_by_rounding_alone(tmp_path: Path) 
         assert row["kl"] == pytest.approx(alone["kl"], rel=1e-3)
         assert row["coverage"] == pytest.approx(alone["coverage"], rel=1e-4)
         assert (row["resident_share"], row["read_share"]) == (alone["resident_share"], alone["read_share"])
+
+
+def test_a_model_that_cannot_share_steps_keeps_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "changing_type", lambda config: "dynamic")
+    asked, kept = FreeTextRequest(**SMALL, batch=2), tmp_path / "kept.jsonl"
+    with raises_code("batch_rotary"):
+        measure(asked, kept, lambda done, total, row: None)
+    assert not kept.exists() or not kept.read_text()
+
+
+def test_a_refused_trial_is_told_with_its_reason() -> None:
+    row = {"key": "0/sekv/20%/float32", "refused": "sekv has no trained router."}
+    assert _came(row) == "sekv has no trained router."
+    assert "12.3%" in _came({"infeasible": 0.123})
+    assert "0.5000" in _came({"kl": 0.5})
 
 
 def test_rows_of_another_preset_stand_behind_the_methods_own() -> None:

@@ -54,7 +54,8 @@ def measure(
     say: Callable[[str], None] = lines_kept.silent,
 ) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
-    row); say(line) where kept trials are run again. Raises ValueError for a file that does not hold trials."""
+    row); say(line) where kept trials are run again. Raises ValueError for a file that does not hold trials, Refusal
+    `batch_rotary` for trials of a model that cannot share steps."""
     import torch
 
     from kvlens.engine.engine import Engine
@@ -94,7 +95,7 @@ def measure(
             carry_out_together(
                 request.batch,
                 waiting,
-                lambda seat, *_: Place(passages, seat),
+                lambda seat, *_: Place.at(passages, seat),
                 Place.run,
                 finish,
                 lambda *phase: None,

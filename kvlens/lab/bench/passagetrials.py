@@ -126,6 +126,13 @@ class Place:
     passages: Passages
     seat: Seat | None
 
+    @classmethod
+    def at(cls, passages: Passages, seat: Seat | None) -> Place:
+        """Take a place; None: each arm decodes alone. Raises Refusal `batch_rotary`, so that no arm keeps it."""
+        if seat is not None:
+            seat.check(passages.engine.loaded)
+        return cls(passages, seat)
+
     def run(self, planned: Planned) -> tuple[Planned, dict[str, Any]]:
         """Return the arm with its figures."""
         return planned, self.passages.run(planned.method, planned.budget, planned.dtype, self.seat)

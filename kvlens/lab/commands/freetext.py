@@ -47,9 +47,15 @@ def text(
     )
 
     def report(finished: int, total: int, row: dict[str, Any]) -> None:
-        came = f"KL {row['kl']:.4f}" if "kl" in row else f"infeasible, needs {row['infeasible']:.1%}"
-        typer.echo(f"{finished}/{total} {row['key']}: {came}", err=True)
+        typer.echo(f"{finished}/{total} {row['key']}: {_came(row)}", err=True)
 
     result = measure(request, trials, report, lambda line: typer.echo(line, err=True))
     write(target, result)
     typer.echo(markdown(result))
+
+
+def _came(row: dict[str, Any]) -> str:
+    """Return what came of a trial."""
+    if "kl" in row:
+        return f"KL {row['kl']:.4f}"
+    return str(row["refused"]) if "refused" in row else f"infeasible, needs {row['infeasible']:.1%}"
