@@ -70,6 +70,8 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, numbers: int, bits: int) -> torch.Tensor:
     """bytes [..., code_bytes(m, bits)] -> codes float32 [..., m], m being `numbers`."""
+    if bits == 8:
+        return packed[..., :numbers].float()
     if bits == 3:
         low = code_bytes(numbers, 2)
         return unpack(packed[..., :low], numbers, 2) + 4 * unpack(packed[..., low:], numbers, 1)
