@@ -47,13 +47,24 @@ def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
 
 def restore(packed: Packed, numbers: int, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
     """The rows [..., numbers] that were packed, as far as the bits hold them."""
-    codes = unpack(packed.codes, numbers, bits)
+    room = torch.empty(*packed.codes.shape[:-1], numbers, dtype=dtype, device=packed.codes.device)
+    restore_to(room, packed, bits, group)
+    return room
+
+
+def restore_to(room: torch.Tensor, packed: Packed, bits: int, group: int) -> None:
+    """Write the same rows into room [..., numbers], however its numbers lie."""
+    codes = unpack(packed.codes, room.shape[-1], bits)
     scale, zero = packed.scale.float(), packed.zero.float()
-    if numbers % group == 0:
-        grouped = codes.unflatten(-1, (-1, group))
-        return torch.addcmul(zero[..., None], grouped, scale[..., None]).flatten(-2).to(dtype)
-    scale, zero = (t.repeat_interleave(group, -1)[..., :numbers] for t in (scale, zero))
-    return torch.addcmul(zero, codes, scale).to(dtype)
+    if room.shape[-1] % group == 0:
+        room, codes = (t.unflatten(-1, (-1, group)) for t in (room, codes))
+        scale, zero = scale[..., None], zero[..., None]
+    else:
+        scale, zero = (t.repeat_interleave(group, -1)[..., : room.shape[-1]] for t in (scale, zero))
+    if room.dtype == torch.float32:
+        torch.addcmul(zero, codes, scale, out=room)
+    else:
+        room.copy_(torch.addcmul(zero, codes, scale))
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -72,15 +83,33 @@ def unpack(packed: torch.Tensor, numbers: int, bits: int) -> torch.Tensor:
     """bytes [..., code_bytes(m, bits)] -> codes float32 [..., m], m being `numbers`."""
     if bits == 8:
         return packed[..., :numbers].float()
-    if bits == 3:
-        low = code_bytes(numbers, 2)
-        return unpack(packed[..., :low], numbers, 2) + 4 * unpack(packed[..., low:], numbers, 1)
-    codes = _codes(bits, packed.device).index_select(0, packed.int().flatten())
-    return codes.view(*packed.shape[:-1], packed.shape[-1] * (8 // bits))[..., :numbers]
+    return look_up(packed, numbers, bits, _codes(bits, packed.device))
+
+
+def look_up(packed: torch.Tensor, numbers: int, bits: int, table: torch.Tensor) -> torch.Tensor:
+    """bytes [..., code_bytes(m, bits)] -> what a table of `table_of` has for each code, float32 [..., m]."""
+    index = packed.int()
+    if bits == 3:  # a byte of four codes' low bits, and four of the bits above them
+        split = code_bytes(numbers, 2)
+        low, high = index[..., :split], index[..., split:]
+        above = torch.stack((high & 15, high >> 4), -1).flatten(-2)[..., :split]
+        index = low + (above << 8)
+    found = table.index_select(0, index.flatten())
+    return found.view(*index.shape[:-1], index.shape[-1] * table.shape[1])[..., :numbers]
+
+
+def table_of(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return what `look_up` needs to find values[code]: of each byte the values of its codes, float32 [256, 8 / bits];
+    [4,096, 4] where codes of 3 bits lie in two places. values float32 [2^bits]."""
+    return values[_codes(bits, values.device).long()]
 
 
 @cache
 def _codes(bits: int, device: torch.device) -> torch.Tensor:
-    """Return the codes of each byte, float32 [256, 8 / bits]."""
+    """Return the codes of each byte, float32, as `table_of` has them."""
+    if bits == 3:
+        index = torch.arange(4096, device=device)[:, None]
+        lanes = torch.arange(4, device=device)
+        return ((index >> 2 * lanes & 3) + 4 * (index >> 8 + lanes & 1)).float()
     byte = torch.arange(256, device=device)[:, None]
     return ((byte >> torch.arange(0, 8, bits, device=device)) & (2**bits - 1)).float()

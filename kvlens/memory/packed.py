@@ -17,9 +17,10 @@ import torch.nn.functional as F
 
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
-from kvlens.quantised.codes import Codes, open_codes
+from kvlens.quantised.codes import open_codes
 from kvlens.quantised.errors import error_row, error_rows, owner_errors, range_errors
 from kvlens.quantised.form import Quantised, Turn
+from kvlens.quantised.stored import Codes, with_newest
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
 from kvlens.tiers.hot import Pool
@@ -120,8 +121,8 @@ class PackedZone(PackedTokens):
         stored, heads, n = pool.slots(layer), pool.index[1], position + 1
         newest, device = pool.window_slots(self.values_until, n), pool.role.device
         exact = newest[self.keys_until - self.values_until :]
-        keys = torch.cat([self._keys.get(layer, heads, self.keys_until), stored.keys[:, exact]], 1)
-        values = torch.cat([self._values.get(layer, heads, self.values_until), stored.values[:, newest]], 1)
+        keys = with_newest(self._keys, layer, heads, self.keys_until, stored.keys[:, exact])
+        values = with_newest(self._values, layer, heads, self.values_until, stored.values[:, newest])
         places = torch.arange(n, dtype=torch.int32, device=device)
         span = torch.full((n,), WINDOW, dtype=torch.int32, device=device)
         span[: self.keys_until] = self.owner[: self.keys_until]

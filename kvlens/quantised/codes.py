@@ -9,33 +9,18 @@ size, g tokens or channels of a group.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Protocol
 
 import torch
 
 from kvlens.finer import EXACT, KEYS, SIDES
 from kvlens.kernels.code_bytes import code_bytes
-from kvlens.kernels.quantise import Packed, quantise, restore
+from kvlens.kernels.quantise import Packed, quantise, restore, restore_to
 from kvlens.quantised.form import MERGED, PRUNED, ROTATED, SHARED, Quantised, Turn
 from kvlens.quantised.merged import MergedLayers
 from kvlens.quantised.rotated import RotatedVectors, random_directions
 from kvlens.quantised.shared import SharedLayers
+from kvlens.quantised.stored import Codes, Heads
 from kvlens.shape import KVShape
-
-Heads = slice | list[int]
-
-
-class Codes(Protocol):
-    """What is packed of keys, or of values."""
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all tensors."""
-
-    def put(self, layer: int, heads: Heads, start: int, states: torch.Tensor) -> None:
-        """Pack states [h, m, D] of the tokens from `start` on; whole groups of keys."""
-
-    def get(self, layer: int, heads: Heads, until: int) -> torch.Tensor:
-        """Return the states [h, until, D] below `until`, as far as the bits hold them."""
 
 
 def _room(heads: int, rows: tuple[int, ...], numbers: int, bits: int, group: int, device: torch.device) -> Packed:
@@ -46,7 +31,7 @@ def _room(heads: int, rows: tuple[int, ...], numbers: int, bits: int, group: int
     return Packed(codes, scale, torch.zeros_like(scale))
 
 
-class _Grouped:
+class _Grouped(Codes):
     """Codes of every layer in groups of numbers."""
 
     def __init__(
@@ -91,6 +76,10 @@ class GroupedKeys(_Grouped):
         rows = restore(packed, self._group, self._bits[layer], self._group, self._dtype)
         return rows.transpose(2, 3).flatten(1, 2)
 
+    def write(self, layer: int, heads: Heads, room: torch.Tensor) -> None:
+        packed = Packed(*(part[heads, : room.shape[1] // self._group] for part in self._layers[layer]))
+        restore_to(room.unflatten(1, (-1, self._group)).transpose(2, 3), packed, self._bits[layer], self._group)
+
 
 class GroupedValues(_Grouped):
     """Values per token, over groups of channels."""
@@ -106,8 +95,12 @@ class GroupedValues(_Grouped):
         packed = Packed(*(part[heads, :until] for part in self._layers[layer]))
         return restore(packed, self._size, self._bits[layer], self._group, self._dtype)
 
+    def write(self, layer: int, heads: Heads, room: torch.Tensor) -> None:
+        packed = Packed(*(part[heads, : room.shape[1]] for part in self._layers[layer]))
+        restore_to(room, packed, self._bits[layer], self._group)
 
-class ExactRows:
+
+class ExactRows(Codes):
     """Keys or values as they are."""
 
     def __init__(self, heads: int, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -123,7 +116,7 @@ class ExactRows:
         return self._rows[heads, :until]
 
 
-class PrunedKeys:
+class PrunedKeys(Codes):
     """Keys in some channels, those of each KV head; the others come back as 0."""
 
     def __init__(self, channels: torch.Tensor, rows: list[int], size: int, dtype: torch.dtype) -> None:
@@ -147,7 +140,7 @@ class PrunedKeys:
         return stored.new_zeros(*stored.shape[:2], self._size).scatter_(2, index, stored)
 
 
-class ExactLayers:
+class ExactLayers(Codes):
     """Values as they are, layer by layer."""
 
     def __init__(self, heads: int, rows: list[int], size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -163,7 +156,7 @@ class ExactLayers:
         return self._layers[layer].get(layer, heads, until)
 
 
-class SplitCodes:
+class SplitCodes(Codes):
     """Codes of layers whose KV heads differ in bits: KV heads of equal bits share a store of one layer."""
 
     def __init__(self, layers: list[list[tuple[tuple[int, ...], Codes]]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from kvlens.quantised.form import Quantised
+from kvlens.quantised.stored import Codes
 from kvlens.shape import KVShape
 
 Heads = slice | list[int]
@@ -18,7 +19,7 @@ LEAST_ANGLE = 1e-4
 """radians, below which the arc is a line"""
 
 
-class MergedLayers:
+class MergedLayers(Codes):
     """Owns the rows of all layers, of keys or of values."""
 
     def __init__(

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from kvlens.kernels.code_bytes import code_bytes
-from kvlens.kernels.quantise import pack, unpack
+from kvlens.kernels.quantise import look_up, pack, table_of
+from kvlens.quantised.stored import Codes
 
 GRID = 200_001
 """points at which the distribution of a coordinate is looked at"""
@@ -52,7 +53,7 @@ def random_directions(
     return turn.float().to(device), None if signs is None else signs.float().to(device)
 
 
-class RotatedVectors:
+class RotatedVectors(Codes):
     """Vectors of all layers: codes, lengths and, with a correction, signs and lengths of remainders."""
 
     def __init__(
@@ -67,8 +68,11 @@ class RotatedVectors:
         """bits, rows: of each layer. signs None: no correction, all bits are the levels'."""
         self._turn, self._signs, self._dtype, size, device = turn, signs, dtype, len(turn), turn.device
         self._size = size
+        self._ends = table_of(torch.tensor([-1.0, 1.0], device=device), 1)
+        """the two sides of a direction"""
         self._bits = [width - (signs is not None) for width in bits]
         self._levels = [torch.tensor(levels(size, width), device=device) for width in self._bits]
+        self._values = [table_of(*pair) for pair in zip(self._levels, self._bits, strict=True)]
         self._codes, self._lengths, self._sides, self._rests = [], [], [], []
         for width, count in zip(self._bits, rows, strict=True):
             self._codes.append(torch.zeros(heads, count, code_bytes(size, width), dtype=torch.uint8, device=device))
@@ -96,11 +100,10 @@ class RotatedVectors:
             self._rests[layer][heads, places] = rest.norm(dim=-1).half()
 
     def get(self, layer: int, heads: slice | list[int], until: int) -> torch.Tensor:
-        codes = unpack(self._codes[layer][heads, :until], self._size, self._bits[layer])
-        turned = self._levels[layer][codes.long()]
+        turned = look_up(self._codes[layer][heads, :until], self._size, self._bits[layer], self._values[layer])
         if self._signs is not None:
-            sides = 2 * unpack(self._sides[layer][heads, :until], self._size, 1) - 1
+            sides = look_up(self._sides[layer][heads, :until], self._size, 1, self._ends)
             scale = math.sqrt(math.pi / 2) / self._size * self._rests[layer][heads, :until].float()
-            turned = turned + scale[..., None] * (sides @ self._signs)
-        restored = turned @ self._turn * self._lengths[layer][heads, :until].float()[..., None]
+            turned += (sides @ self._signs).mul_(scale[..., None])
+        restored = (turned @ self._turn).mul_(self._lengths[layer][heads, :until].float()[..., None])
         return restored.to(self._dtype)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 
 from kvlens.quantised.form import Quantised, Turn
+from kvlens.quantised.stored import Codes
 from kvlens.shape import KVShape
 
 
-class SharedLayers:
+class SharedLayers(Codes):
     """Owns the bases and matrices of all layers, of keys or of values."""
 
     def __init__(

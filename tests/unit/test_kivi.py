@@ -14,7 +14,8 @@ from support import ListSink, random_llama, random_prompt, run, task_prompt
 from kvlens.budget import BudgetInfeasible
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.kernels.quantise import quantise, restore, row_bytes
+from kvlens.kernels.code_bytes import code_bytes
+from kvlens.kernels.quantise import look_up, pack, quantise, restore, restore_to, row_bytes, table_of, unpack
 from kvlens.lens.reasons import explain
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -89,6 +90,27 @@ def test_a_row_comes_back_to_half_a_level(m: int, bits: int, group: int) -> None
         part = x[..., first : first + group]
         level = (part.amax(-1) - part.amin(-1))[..., None] / (2**bits - 1)
         assert ((found[..., first : first + group] - part).abs() <= 0.5 * level + 4e-3).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("m", [1, 7, 8, 12, 64])
+def test_codes_come_back_as_numbers_and_as_what_a_table_has(bits: int, m: int) -> None:
+    codes = torch.randint(0, 2**bits, (3, 5, m), generator=torch.Generator().manual_seed(m), dtype=torch.uint8)
+    values, packed = torch.randn(2**bits), pack(codes, bits)
+    assert packed.shape[-1] == code_bytes(m, bits)
+    assert torch.equal(unpack(packed, m, bits), codes.float())
+    assert torch.equal(look_up(packed, m, bits, table_of(values, bits)), values[codes.long()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_written_where_their_numbers_lie(dtype: torch.dtype) -> None:
+    """Keys of groups of tokens, straight into tokens side by side, with other tokens behind them."""
+    keys = torch.randn(2, 64, 8)
+    packed = quantise(keys.unflatten(1, (-1, 16)).transpose(2, 3), 2, 16)
+    states = torch.zeros(2, 70, 8, dtype=dtype)
+    restore_to(states[:, :64].unflatten(1, (-1, 16)).transpose(2, 3), packed, 2, 16)
+    assert torch.equal(states[:, :64], restore(packed, 16, 2, 16, dtype).transpose(2, 3).flatten(1, 2))
+    assert not states[:, 64:].any()
 
 
 def test_groups_of_equal_numbers_and_of_huge_ones_stay_finite() -> None:
