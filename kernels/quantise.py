@@ -94,8 +94,8 @@ def look_up(packed: torch.Tensor, numbers: int, bits: int, table: torch.Tensor) 
         low, high = index[..., :split], index[..., split:]
         above = torch.stack((high & 15, high >> 4), -1).flatten(-2)[..., :split]
         index = low + (above << 8)
-    found = table.index_select(0, index.flatten())
-    return found.view(*index.shape[:-1], index.shape[-1] * table.shape[1])[..., :numbers]
+    numbers_read = table.index_select(0, index.flatten())
+    return numbers_read.view(*index.shape[:-1], index.shape[-1] * table.shape[1])[..., :numbers]
 
 
 def table_of(values: torch.Tensor, bits: int) -> torch.Tensor:

@@ -212,8 +212,8 @@ def sampling_probability(cosine: torch.Tensor, bits: int, tables: int, hits: int
     import torch
 
     same = (1 - cosine.double().clamp(-1, 1).arccos() / math.pi) ** bits
-    equal, other = same.log().clamp(min=IMPOSSIBLE), (-same).log1p().clamp(min=IMPOSSIBLE)
+    equal, unequal = same.log().clamp(min=IMPOSSIBLE), (-same).log1p().clamp(min=IMPOSSIBLE)
     missed = torch.zeros_like(same)
     for count in range(hits):
-        missed += (math.log(math.comb(tables, count)) + count * equal + (tables - count) * other).exp()
+        missed += (math.log(math.comb(tables, count)) + count * equal + (tables - count) * unequal).exp()
     return (1 - missed).clamp(0, 1)
