@@ -125,8 +125,8 @@ def test_a_model_that_cannot_share_steps_keeps_no_trial(tmp_path: Path, monkeypa
 
 
 def test_a_refused_trial_is_told_with_its_reason() -> None:
-    row = {"key": "0/sekv/20%/float32", "refused": "sekv has no trained router."}
-    assert _came(row) == "sekv has no trained router."
+    row = {"key": "0/sekv/20%/float32", "refused": "reason"}
+    assert _came(row) == row["refused"]
     assert "12.3%" in _came({"infeasible": 0.123})
     assert "0.5000" in _came({"kl": 0.5})
 
