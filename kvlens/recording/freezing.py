@@ -30,6 +30,11 @@ class Freezer:
         """None: coverage is not recorded"""
         self._whole = not windowed.rings and not forms and memory.reads.in_order(memory.positions)
         """every token stays exactly in the slot of its position, of all layers and KV heads alike"""
+        self._copied = [
+            any(memory.reads.copies(number, part) for part in range(len(parts)))
+            for number, parts in enumerate(memory.hot.parts)
+        ]
+        """of each of the method's layers: its slots are made for the attention"""
         self._seen: list[LayerInputs] = []
         self._previous: torch.Tensor | None = None
 
@@ -55,9 +60,7 @@ class Freezer:
         """Return whether a layer's slots are gone by the end of the step: a later layer or a recall may take them, or
         they are copies that would have to be made again."""
         taken = len(self.memory.layout.shared) == 1 or (selection is not None and selection.now is not None)
-        return taken or any(
-            self.memory.reads.copies(number, part) for part in range(len(self.memory.hot.parts[number]))
-        )
+        return taken or self._copied[number]
 
     def snapshot(self, position: int) -> Snapshot:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""

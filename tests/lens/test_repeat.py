@@ -250,6 +250,7 @@ def test_a_run_of_a_method_that_is_not_installed_any_more(
 ) -> None:
     known = {name: method for name, method in methods.registry().items() if name != "streaming_llm"}
     monkeypatch.setattr(methods, "registry", lambda: known)
+    monkeypatch.delitem(methods.BUILT_IN, "streaming_llm")
     assert "unknown method" in refused(copy, folder.uid)[1]
 
 
