@@ -45,15 +45,8 @@ def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
     return Packed(pack(codes.to(torch.uint8).flatten(-2)[..., :m], bits), scale, zero)
 
 
-def restore(packed: Packed, numbers: int, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
-    """The rows [..., numbers] that were packed, as far as the bits hold them."""
-    room = torch.empty(*packed.codes.shape[:-1], numbers, dtype=dtype, device=packed.codes.device)
-    restore_to(room, packed, bits, group)
-    return room
-
-
-def restore_to(room: torch.Tensor, packed: Packed, bits: int, group: int) -> None:
-    """Write the same rows into room [..., numbers], however its numbers lie."""
+def restore(packed: Packed, bits: int, group: int, room: torch.Tensor) -> None:
+    """Write the rows that were packed into room [..., m], as far as the bits hold them, however its numbers lie."""
     codes = unpack(packed.codes, room.shape[-1], bits)
     scale, zero = packed.scale.float(), packed.zero.float()
     if room.shape[-1] % group == 0:

@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from kvlens.collecting import uncollected
 from kvlens.files import FILE_MODE, PLAIN, read_plain, write_plain
 from kvlens.store.catalogueentry import Entry, Stamp, entry_line, parse_line
-from kvlens.store.collecting import uncollected
 from kvlens.store.errors import TraceError
 from kvlens.store.outcomefacts import OutcomeFacts
 from kvlens.store.runinfo import check_uid

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kvlens.collecting import uncollected
 from kvlens.engine import modelfiles
 from kvlens.models.convert import PROVENANCE
-from kvlens.models.device import settle, uncollected
+from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, find_model, resolve, stay_offline
 from kvlens.models.sizes import check_memory, context_length, windows_of

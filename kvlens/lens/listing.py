@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.budget import of_run
+from kvlens.collecting import uncollected
 from kvlens.lens.runsettings import settings_by
 from kvlens.lens.severity import KINDS, Outcome, outcome_of
 from kvlens.methods.differences import BUDGET, QUESTION, SEED, RunSettings, tell_apart
@@ -21,7 +22,6 @@ from kvlens.models.find import short_model
 from kvlens.refusal import Refusal
 from kvlens.store.catalog import run_entries
 from kvlens.store.catalogueentry import Entry
-from kvlens.store.collecting import uncollected
 from kvlens.store.errors import MemoryShort
 from kvlens.store.outcomefacts import EXCERPT, OutcomeFacts, trace_stamp
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
@@ -56,20 +56,21 @@ class Listing:
     def read(self, uids: Sequence[str], within_s: float = float("inf")) -> list[ListedRun | None]:
         """In the order of `uids`; nothing is known of a run that is being written. None: not read yet, since those
         before it took `within_s` seconds."""
-        with self._lock, uncollected():
+        with self._lock:
             until, catalogue = time.monotonic() + within_s, catalogue_of(self._folder)
             if any(catalogue.entry(uid) is None for uid in uids):
                 run_entries(self._folder)
-            listed_runs: list[ListedRun | None] = []
             root = str(self._folder)
-            for uid in uids:
-                entry, trace = catalogue.entry(uid), trace_stamp(f"{root}/{uid}/trace.duckdb")
-                if entry is not None and trace is not None and entry.trace == trace:
-                    listed_runs.append(self._told(uid, entry))
-                elif time.monotonic() < until:
-                    listed_runs.append(self._read(uid, trace))
-                else:
-                    listed_runs.append(None)
+            with uncollected():
+                traces = [trace_stamp(f"{root}/{uid}/trace.duckdb") for uid in uids]
+                entries = [catalogue.entry(uid) for uid in uids]
+                listed_runs = [
+                    self._told(uid, entry) if entry is not None and trace is not None and entry.trace == trace else None
+                    for uid, entry, trace in zip(uids, entries, traces, strict=True)
+                ]
+            for number, listed_run in enumerate(listed_runs):
+                if listed_run is None and time.monotonic() < until:
+                    listed_runs[number] = self._read(uids[number], traces[number])
             return listed_runs
 
     def _told(self, uid: str, entry: Entry) -> ListedRun:

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvlens.lens.listing import Search, differences_in, limit_in, listing_of
+from kvlens.collecting import uncollected
+from kvlens.lens.listing import ListedRun, Search, differences_in, limit_in, listing_of
 from kvlens.lens.severity import Outcome
 from kvlens.store.cells import records
-from kvlens.store.collecting import uncollected
 from kvlens.store.reader import list_runs
 
 
-@uncollected()
 def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     """Return one row per run that the search takes, newest first: the columns of `list_runs`, differs (what tells the
     run from the other rows of its method), held_to (the budget, or the share of tokens of a method that keeps all),
@@ -24,7 +23,13 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    outcomes_stored, listed_rows = listing_of(folder).read(frame["uid"].tolist()), records(frame)
+    return _table(frame, listing_of(folder).read(frame["uid"].tolist()), search)
+
+
+@uncollected()
+def _table(frame: pd.DataFrame, outcomes_stored: list[ListedRun | None], search: Search) -> pd.DataFrame:
+    """Return the rows of `list_runs` that the search takes, with what is told of each."""
+    listed_rows = records(frame)
     matches = [search.takes(row, outcome) for row, outcome in zip(listed_rows, outcomes_stored, strict=True)]
     rows = [(row, outcome) for row, outcome, take in zip(listed_rows, outcomes_stored, matches, strict=True) if take]
     outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]

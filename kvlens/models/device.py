@@ -1,22 +1,20 @@
 """The machine that a run takes: its free host memory and what the heap keeps of it, its device, the words that name it
-in a trace, and the import of libraries, part of a run's cold start. `expected` asks the machine without loading torch;
+in a trace. `expected` asks the machine without loading torch;
 `settle` asks torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvlens.collecting import uncollected
 from kvlens.models.errors import UnsupportedModel
 
 GROUPS = (
@@ -113,30 +111,6 @@ def settle(device: str) -> str:
         if index and int(index) >= torch.cuda.device_count():
             raise UnsupportedModel(f"device '{device}' was asked for, but there are {torch.cuda.device_count()}.")
     return device
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is looked for while libraries are imported and a model is made: a million objects that stay, which the
-    collector would go through again and again, a fifth of the time. Afterwards they count as old, so that it does not
-    begin with them. Within itself, or where it was switched off before, it changes nothing."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        _settled()
-        gc.enable()
-
-
-@cache
-def _settled() -> None:
-    """Once, since the libraries are imported once, and since counting what is frozen takes its time."""
-    if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
-        gc.freeze()
-        gc.unfreeze()
 
 
 def machine() -> dict[str, Any]:

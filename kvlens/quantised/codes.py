@@ -14,7 +14,7 @@ import torch
 
 from kvlens.finer import EXACT, KEYS, SIDES
 from kvlens.kernels.code_bytes import code_bytes
-from kvlens.kernels.quantise import Packed, quantise, restore, restore_to
+from kvlens.kernels.quantise import Packed, quantise, restore
 from kvlens.quantised.form import MERGED, PRUNED, ROTATED, SHARED, Quantised, Turn
 from kvlens.quantised.merged import MergedLayers
 from kvlens.quantised.rotated import RotatedVectors, random_directions
@@ -58,6 +58,12 @@ class _Grouped(Codes):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(part for layer in self._layers for part in layer)
 
+    def get(self, layer: int, heads: Heads, until: int) -> torch.Tensor:
+        codes = self._layers[layer].codes[heads]
+        room = torch.empty(len(codes), until, self._size, dtype=self._dtype, device=codes.device)
+        self.write(layer, heads, room)
+        return room
+
 
 class GroupedKeys(_Grouped):
     """Keys per channel, over groups of tokens."""
@@ -71,14 +77,9 @@ class GroupedKeys(_Grouped):
         for stored, new in zip(self._layers[layer], quantise(rows, self._bits[layer], self._group), strict=True):
             stored[heads, place : place + new.shape[1]] = new
 
-    def get(self, layer: int, heads: Heads, until: int) -> torch.Tensor:
-        packed = Packed(*(part[heads, : until // self._group] for part in self._layers[layer]))
-        rows = restore(packed, self._group, self._bits[layer], self._group, self._dtype)
-        return rows.transpose(2, 3).flatten(1, 2)
-
     def write(self, layer: int, heads: Heads, room: torch.Tensor) -> None:
         packed = Packed(*(part[heads, : room.shape[1] // self._group] for part in self._layers[layer]))
-        restore_to(room.unflatten(1, (-1, self._group)).transpose(2, 3), packed, self._bits[layer], self._group)
+        restore(packed, self._bits[layer], self._group, room.unflatten(1, (-1, self._group)).transpose(2, 3))
 
 
 class GroupedValues(_Grouped):
@@ -91,13 +92,9 @@ class GroupedValues(_Grouped):
         for stored, new in zip(self._layers[layer], quantise(states, self._bits[layer], self._group), strict=True):
             stored[heads, start : start + new.shape[1]] = new
 
-    def get(self, layer: int, heads: Heads, until: int) -> torch.Tensor:
-        packed = Packed(*(part[heads, :until] for part in self._layers[layer]))
-        return restore(packed, self._size, self._bits[layer], self._group, self._dtype)
-
     def write(self, layer: int, heads: Heads, room: torch.Tensor) -> None:
         packed = Packed(*(part[heads, : room.shape[1]] for part in self._layers[layer]))
-        restore_to(room, packed, self._bits[layer], self._group)
+        restore(packed, self._bits[layer], self._group, room)
 
 
 class ExactRows(Codes):

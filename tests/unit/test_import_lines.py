@@ -22,7 +22,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
     ("records", "budget"),
     ("holds", "finer"),
-    ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
+    ("plugins", "interrupts", "hangs", "collecting", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),
     ("kernels",),

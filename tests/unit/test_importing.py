@@ -29,7 +29,7 @@ def printed(code: str) -> list[str]:
 
 COLLECTIONS = """
 import gc
-from kvlens.models.device import uncollected
+from kvlens.collecting import uncollected
 phases = []
 gc.set_threshold(700, 10, 10)
 gc.collect()
@@ -45,10 +45,15 @@ assert gc.get_freeze_count() == 0
 more = [[] for _ in range(300)]
 print(len(made), len(more), phases)
 more += [[] for _ in range(2_000)]
-print("start" in phases)"""
+print("start" in phases)
+del phases[:]
+with uncollected():
+    made += [[] for _ in range(200_000)]
+more = [[] for _ in range(300)]
+print(len(more), phases)"""
 FROZEN = """
 import gc
-from kvlens.models.device import uncollected
+from kvlens.collecting import uncollected
 mark = []
 gc.freeze()
 with uncollected():
@@ -61,7 +66,7 @@ print(gc.isenabled())"""
 
 
 def test_nothing_is_collected_meanwhile_and_what_was_made_is_old_afterwards() -> None:
-    assert printed(COLLECTIONS) == ["200000 300 []", "True"]
+    assert printed(COLLECTIONS) == ["200000 300 []", "True", "300 []"]
 
 
 def test_who_had_switched_it_off_or_frozen_something_finds_it_so() -> None:

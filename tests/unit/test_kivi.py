@@ -15,7 +15,7 @@ from kvlens.budget import BudgetInfeasible
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.code_bytes import code_bytes
-from kvlens.kernels.quantise import look_up, pack, quantise, restore, restore_to, row_bytes, table_of, unpack
+from kvlens.kernels.quantise import look_up, pack, quantise, restore, row_bytes, table_of, unpack
 from kvlens.lens.reasons import explain
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -85,7 +85,8 @@ def test_a_row_comes_back_to_half_a_level(m: int, bits: int, group: int) -> None
     x = torch.tensor(np.random.default_rng(m).standard_normal((3, 5, m)), dtype=torch.float32)
     packed = quantise(x, bits, group)
     assert sum(t[0, 0].nbytes for t in packed) == row_bytes(m, bits, group)
-    found = restore(packed, m, bits, group, torch.float32)
+    found = torch.empty_like(x)
+    restore(packed, bits, group, found)
     for first in range(0, m, group):
         part = x[..., first : first + group]
         level = (part.amax(-1) - part.amin(-1))[..., None] / (2**bits - 1)
@@ -108,14 +109,17 @@ def test_rows_are_written_where_their_numbers_lie(dtype: torch.dtype) -> None:
     keys = torch.randn(2, 64, 8)
     packed = quantise(keys.unflatten(1, (-1, 16)).transpose(2, 3), 2, 16)
     states = torch.zeros(2, 70, 8, dtype=dtype)
-    restore_to(states[:, :64].unflatten(1, (-1, 16)).transpose(2, 3), packed, 2, 16)
-    assert torch.equal(states[:, :64], restore(packed, 16, 2, 16, dtype).transpose(2, 3).flatten(1, 2))
+    restore(packed, 2, 16, states[:, :64].unflatten(1, (-1, 16)).transpose(2, 3))
+    rows = torch.empty(2, 4, 8, 16)
+    restore(packed, 2, 16, rows)
+    assert torch.equal(states[:, :64], rows.transpose(2, 3).flatten(1, 2).to(dtype))
     assert not states[:, 64:].any()
 
 
 def test_groups_of_equal_numbers_and_of_huge_ones_stay_finite() -> None:
     x = torch.tensor([[3.0] * 8 + [-1e6, 1e6, 0, 0, 0, 0, 0, 0]])
-    found = restore(quantise(x, 2, 8), 16, 2, 8, torch.float32)
+    found = torch.empty_like(x)
+    restore(quantise(x, 2, 8), 2, 8, found)
     assert (found[:, :8] == 3).all()
     assert found.isfinite().all()
 

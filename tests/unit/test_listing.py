@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 from lensruns import STEP, LensRuns, forget_runs, without_facts, write_lens_runs
 from support import raises_code
 
-from kvlens.lens import listing
+from kvlens.lens import listing, runlist
 from kvlens.lens.listing import Listing, Search, budget_of, limit_in, told_of
 from kvlens.lens.runlist import search_runs
 from kvlens.lens.severity import outcome
@@ -115,6 +116,23 @@ def test_a_killed_list_loses_nothing_that_it_read(
     forget_runs()
     assert Listing(lens.folder).read(uids)
     assert opened == uids[2:], "a line after half a line is read"
+
+
+def test_garbage_is_looked_for_while_traces_are_opened_alone(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    uids, looks = [lens.lost, lens.kept], dict[str, set[bool]]()
+    without_facts(lens.folder, lens.kept)
+
+    for owner, name in ((listing, "read_trace"), (Listing, "_told"), (runlist, "records")):
+        real = getattr(owner, name)
+
+        def noted(*arguments: Any, _real: Any = real, _name: str = name) -> Any:
+            looks.setdefault(_name, set()).add(gc.isenabled())
+            return _real(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+    assert set(search_runs(lens.folder, Search())["uid"]) >= set(uids)
+    assert looks == {"read_trace": {True}, "_told": {False}, "records": {False}}
+    assert gc.isenabled()
 
 
 def test_only_what_is_new_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
