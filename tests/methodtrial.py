@@ -20,6 +20,25 @@ SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)
 """three query heads per KV head, a head size that is no power of two"""
 
 
+class Seen:
+    """An observer that keeps what a session shows of each layer in the last step that it saw; by layer."""
+
+    def __init__(self, session: Session) -> None:
+        self.bias: dict[int, torch.Tensor] = {}
+        self.selection: dict[int, Any] = {}
+        self.decided: dict[int, tuple[torch.Tensor, Any]] = {}
+        """bias and selection"""
+        self.read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """position of each slot, and bias"""
+        session.observer = self
+
+    def layer(self, layer: int, q: torch.Tensor, biases: Any, scaling: float, selection: Any, slots: Any) -> None:
+        """Take what the first part of the layer attended."""
+        self.bias[layer], self.selection[layer] = biases[0], selection
+        self.decided[layer] = biases[0], selection
+        self.read[layer] = slots[0].position.clone(), biases[0]
+
+
 class Trial:
     """Keys, values and queries of `n` prompt tokens, drawn; `kept` and `step` look at what the method made of them."""
 

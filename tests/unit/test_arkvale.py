@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 
 from kvlens.methods import arkvale, make_parameters
 
@@ -27,15 +24,9 @@ def score(keys: np.ndarray, q: np.ndarray, volume: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("group", "volume"), [("layer", "mean"), ("kv_head", "range")])
 def test_the_best_pages_are_recalled_for_the_worst_and_all_that_is_there_is_attended(group: str, volume: str) -> None:
-    trial, seen = Trial("arkvale", N, NEW, group=group, volume=volume, **SET), {}
+    trial = Trial("arkvale", N, NEW, group=group, volume=volume, **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     keys = [list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)]
     there: list[set[int]] = [set() for _ in keys]
     recalled = born = 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 
 from kvlens.methods import make_parameters
 from kvlens.methods.clusterkv import ClusterKV, ClusterKVParameters
@@ -35,15 +35,9 @@ def clustered(keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("group", ["mean", "max"])
 def test_tokens_of_the_nearest_clusters_are_read_until_the_budget_is_full(group: str) -> None:
-    trial, seen = Trial("clusterkv", N, NEW, group=group, **SET), {}
+    trial = Trial("clusterkv", N, NEW, group=group, **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     keys, upto = trial.keys[1], SINKS
     labels = [np.zeros(0, int) for _ in range(SHAPE.kv_heads)]
     means = [np.zeros((0, SHAPE.head_dim)) for _ in labels]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from support import raises_code
 
 from kvlens.methods import make_parameters
@@ -39,15 +37,8 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("group", "positions"), [("native", "far"), ("sum", "true")])
 def test_blocks_are_found_by_their_most_attended_tokens_and_seen_from_afar(group: str, positions: str) -> None:
     trial = Trial("infllm", N, NEW, rotate=rotate, group=group, positions=positions, **SET)
-    seen: dict[int, Any] = {}
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     keys, values = trial.keys[1], trial.values[1]
     received = trial.received()[1].reshape(SHAPE.kv_heads, SHAPE.group, N)
     vectors: list[np.ndarray] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.engine.holdings import UNANNOUNCED
@@ -27,34 +25,18 @@ def bounds(keys: np.ndarray, q: np.ndarray) -> np.ndarray:
 def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_one(group: str) -> None:
     trial = Trial("quest", N, NEW, page=PAGE, tokens=4 * PAGE, dense_layers=1, group=group)
     keys = {h: list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)}
-    seen: dict[int, torch.Tensor] = {}
-    read: list[int] = []
-
-    class Look:
-        def layer(
-            self,
-            layer: int,
-            q: torch.Tensor,
-            biases: list[torch.Tensor | None],
-            scaling: float,
-            selection: object,
-            slots: Any,
-        ):
-            (slots,) = slots
-            seen[layer] = (slots.position.clone(), biases[0])
-            if layer:
-                read.append(selection.index_bytes)
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session)
     for step in range(NEW):
         q, k = trial.step(step)
-        position, bias = seen[0]
+        position, bias = seen.read[0]
         assert bias is None or bool((bias > -torch.inf).all(1)[position >= 0].all()), (
             "the first layer attends everything"
         )
-        position, bias = seen[1]
+        position, bias = seen.read[1]
         whole = (N + step) // PAGE
-        assert read[step] == whole * 2 * SHAPE.head_dim * SHAPE.itemsize, "both vectors of every whole page"
+        assert seen.selection[1].index_bytes == whole * 2 * SHAPE.head_dim * SHAPE.itemsize, (
+            "both vectors of every whole page"
+        )
         for kv_head in range(SHAPE.kv_heads):
             score = [
                 bounds(np.array(keys[kv_head][: whole * PAGE]), q[1, kv_head * SHAPE.group + g])
@@ -87,38 +69,18 @@ class MeanKeys(HostPageRetrieval):
         return q @ summary.transpose(-1, -2)
 
 
-class Biases:
-    """An observer that keeps what every layer attended."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.of: dict[int, torch.Tensor | None] = {}
-        self.selection: dict[int, object] = {}
-        trial.session.observer = self
-
-    def layer(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        biases: list[torch.Tensor | None],
-        scaling: float,
-        selection: object,
-        slots: Any,
-    ) -> None:
-        self.of[layer], self.selection[layer] = biases[0], selection
-
-
 HOST = {"page": PAGE, "sinks": 3, "window": 12, "dense_layers": 1}
 
 
 def test_pages_on_the_host_are_recalled_by_rank() -> None:
     trial = Trial(MeanKeys, N, 30, tokens=3 + 12 + 3 * PAGE, **HOST)
-    seen, keys = Biases(trial), {h: list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)}
+    seen, keys = Seen(trial.session), {h: list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)}
     for step in range(30):
         q, k = trial.step(step)
         now = N + step + 1
         gone = -(-max(0, now - 3 - 16) // PAGE)  # the window holds 12 + 8/2 tokens at most
         window = range(3 + gone * PAGE, now)
-        assert trial.attended(0, 0, seen.of[0]) == list(range(now)), "the dense layer attends everything"
+        assert trial.attended(0, 0, seen.bias[0]) == list(range(now)), "the dense layer attends everything"
         assert seen.selection[1].index_bytes == gone * SHAPE.head_dim * SHAPE.itemsize
         for kv_head in range(SHAPE.kv_heads):
             pages = np.array(keys[kv_head][3 : 3 + gone * PAGE]).reshape(gone, PAGE, -1).mean(1)
@@ -129,7 +91,7 @@ def test_pages_on_the_host_are_recalled_by_rank() -> None:
             np.testing.assert_allclose(seen.selection[1].score[kv_head, 2 : 2 + gone], score, atol=1e-5)
             expected = [p for page in sorted(best) for p in range(3 + page * PAGE, 3 + (page + 1) * PAGE)]
             for g in range(SHAPE.group):
-                assert trial.attended(1, kv_head * SHAPE.group + g, seen.of[1]) == [0, 1, 2, *expected, *window]
+                assert trial.attended(1, kv_head * SHAPE.group + g, seen.bias[1]) == [0, 1, 2, *expected, *window]
             keys[kv_head].append(k[1, kv_head])
     assert gone * PAGE > N - 16, "decoded tokens became pages"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from support import raises_code
 
 from kvlens.methods import make_parameters
@@ -32,15 +30,9 @@ def centroids(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("group", ["sum", "max"])
 def test_the_tokens_whose_coded_keys_score_highest_are_brought(group: str) -> None:
-    trial, seen = Trial("pqcache", N, NEW, group=group, **SET), {}
+    trial = Trial("pqcache", N, NEW, group=group, **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     keys, ring, coded = trial.keys[1], WINDOW + PAGE // 2, {}
     for step in range(NEW):
         q, k = trial.step(step)

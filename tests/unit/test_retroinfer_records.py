@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 
 from kvlens.holds import Hold
 from kvlens.kernels.pool_attend import Live
@@ -23,15 +23,9 @@ SET |= {"retrieval": 0.1, "estimation": 0.3, "tokens": SINKS + 8 + 13}
 
 
 def test_the_log_names_the_tokens_that_entries_stand_for() -> None:
-    trial, seen = Trial("retroinfer", N, NEW, **SET), {}
+    trial = Trial("retroinfer", N, NEW, **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     trial.step(0)
     bias, selection = seen[1]
     slots = trial.session.memory.reads.slots(1, bias)
@@ -49,15 +43,9 @@ def test_the_log_names_the_tokens_that_entries_stand_for() -> None:
 
 
 def test_tokens_that_stay_unread_in_the_block_cache_are_not_asked_for() -> None:
-    trial, seen, unread = Trial("retroinfer", N, NEW, **SET), {}, 0
+    trial, unread = Trial("retroinfer", N, NEW, **SET), 0
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     memory = trial.session.memory
     for step in range(4):
         trial.step(step)
@@ -81,19 +69,11 @@ def test_an_entry_counts_the_tokens_that_are_not_held() -> None:
     halves = [Hold(2, start, start + SEGMENT // 2, heads, whole=False) for start in starts]
     whole = Hold(3, SINKS, SINKS + SEGMENT, heads)
     trials = [Trial("retroinfer", N, NEW, **SET, holds=holds) for holds in ((), tuple(halves), (whole,))]
-    seen: list[Any] = [None] * len(trials)
-    for number, trial in enumerate(trials):
-
-        class Look:
-            at = number
-
-            def layer(
-                self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-            ) -> None:
-                seen[self.at] = (biases[0], selection) if layer == 1 else None
-
-        trial.session.observer = Look()
+    seen = []
+    for trial in trials:
+        looked = Seen(trial.session)
         trial.step(0)
+        seen.append(looked.decided[1])
     pool = trials[0].session.memory.hot.parts[1][0]
     count, changed = seen[0][1].entries.shape[-1], 0
     entries = slice(pool.start["coarse"], pool.start["coarse"] + count)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from test_prompt_eviction import best, window_scores
 
 from kvlens.methods.rocketkv import RocketKVParameters, Stages, capacity
@@ -43,15 +40,8 @@ def test_both_stages_are_the_papers(attended: int) -> None:
     chunk = min(int(c2), int(np.ceil(c2**0.5)))
     assert chunk == {7: 3, 50: 2, 120: 1}[attended]
     r, read = round(SHAPE.head_dim * chunk / c2), round(attended / 2)
-    seen: dict[int, torch.Tensor] = {}
 
-    class Look:
-        def layer(
-            self, layer: int, q: object, biases: list[torch.Tensor], scaling: float, selection: object, slots: Any
-        ) -> None:
-            seen[layer] = biases[0]
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).bias
     left: dict[tuple[int, int], list[int]] = {}
     for layer, head in np.ndindex(SHAPE.layers, SHAPE.kv_heads):
         group = range(head * SHAPE.group, (head + 1) * SHAPE.group)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from safetensors.torch import save_file
 from support import raises_code
 
@@ -69,22 +69,9 @@ def logits_of(keys: np.ndarray, q: np.ndarray, layer: int, kv_head: int) -> np.n
 def test_a_kv_head_attends_the_blocks_that_its_gate_chooses_and_the_open_one(settings: dict[str, Any]) -> None:
     trial = Trial("seer", N, NEW, rotate=Turns(), page=PAGE, gate="drawn", dense_layers=1, **settings)
     keys = {h: list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)}
-    seen: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     counts = set()
 
-    class Look:
-        def layer(
-            self,
-            layer: int,
-            q: torch.Tensor,
-            biases: list[torch.Tensor | None],
-            scaling: float,
-            selection: object,
-            slots: Any,
-        ) -> None:
-            seen[layer] = (slots[0].position.clone(), biases[0])
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).read
     for step in range(NEW):
         q, k = trial.step(step)
         position, bias = seen[0]

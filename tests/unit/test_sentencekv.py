@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods import make_parameters
@@ -39,15 +38,9 @@ def kept(trial: Trial, layer: int, head: int, end: int) -> tuple[list[int], np.n
 
 
 def test_kept_tokens_of_the_sentences_nearest_the_mean_query_are_brought() -> None:
-    trial, seen = Trial("sentencekv", N, NEW, text=TEXT[:N], **SET), {}
+    trial = Trial("sentencekv", N, NEW, text=TEXT[:N], **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     memory = trial.session.memory
     keys = trial.keys
     past = [s for s in sentences(N) if s[1] <= N - WINDOW]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from support import raises_code
 from test_infllm import rotate, turned
 
@@ -21,15 +19,9 @@ END = (N // CHUNK - LOCAL) * CHUNK
 
 @pytest.mark.parametrize("group", ["max", "mean"])
 def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str) -> None:
-    trial, seen = Trial("shadowkv", N, NEW, rotate=rotate, group=group, **SET), {}
+    trial = Trial("shadowkv", N, NEW, rotate=rotate, group=group, **SET)
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = biases[0], selection
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).decided
     layer, memory, keys = 1, trial.session.memory, trial.keys[1, :, :END]
     plain = turned(keys, -np.arange(END)).swapaxes(0, 1).reshape(END, -1)
     u, sigma, v = np.linalg.svd(plain, full_matrices=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from support import ListSink, run, task_prompt
 
 from kvlens import methods
@@ -38,15 +38,8 @@ def sparq(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mean: bool) -> tu
 @pytest.mark.parametrize("mean", [True, False])
 def test_every_step_is_algorithm_1(mean: bool) -> None:
     trial = Trial("sparq", N, NEW, components=R, tokens=K, local=LOCAL, page=8, mean_value=str(mean).lower())
-    seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    class Look:
-        def layer(
-            self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any, slots: Any
-        ) -> None:
-            seen[layer] = (slots[0].position.clone(), biases[0])
-
-    trial.session.observer = Look()
+    seen = Seen(trial.session).read
     keys, values = trial.keys.copy(), trial.values.copy()
     for step in range(NEW):
         q, k = trial.step(step)

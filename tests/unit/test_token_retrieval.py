@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methodtrial import SHAPE, Trial
+from methodtrial import SHAPE, Seen, Trial
 from support import ListSink, raises_code, random_llama, random_prompt, run
 
 from kvlens.engine.ahead import LookAhead
@@ -19,18 +19,6 @@ N, NEW, PAGE, SINKS = 93, 20, 8, 2
 SET = {"page": PAGE, "window": 10, "sinks": SINKS, "tokens": 2 + 10 + 14, "partial": 0.3, "alpha": 0.8, "ahead": False}
 
 
-class Seen:
-    """An observer that keeps what every layer selected and attended."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.selection: dict[int, Any] = {}
-        self.bias: dict[int, torch.Tensor | None] = {}
-        trial.session.observer = self
-
-    def layer(self, layer: int, q: torch.Tensor, biases: list[Any], scaling: float, selection: Any, slots: Any) -> None:
-        self.selection[layer], self.bias[layer] = selection, biases[0]
-
-
 def turn(queries: np.ndarray, width: int) -> np.ndarray:
     """Right singular vectors of a group's queries [m, D], those along which queries are longest in sum."""
     axes = np.linalg.svd(queries)[2].T
@@ -40,7 +28,7 @@ def turn(queries: np.ndarray, width: int) -> np.ndarray:
 
 def test_infinigen_brings_the_tokens_near_the_largest_estimate() -> None:
     trial = Trial("infinigen", N, NEW, **SET, dense_layers=1)
-    seen, layer, width, room = Seen(trial), 1, round(0.3 * SHAPE.head_dim), 14
+    seen, layer, width, room = Seen(trial.session), 1, round(0.3 * SHAPE.head_dim), 14
     keys = {h: list(trial.keys[layer, h]) for h in range(SHAPE.kv_heads)}
     heads = [slice(h * SHAPE.group, (h + 1) * SHAPE.group) for h in range(SHAPE.kv_heads)]
     turns = [turn(trial.queries[layer, mine, -128:].reshape(-1, SHAPE.head_dim), width) for mine in heads]
