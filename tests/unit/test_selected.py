@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.recording.fullattention import kth_by_partition, kth_by_sorting, selection_recall
+from kvlens.recording.fullattention import selection_recall
+from kvlens.recording.kthlargest import DRAWN_EVERY, kth_by_partition, kth_by_sorting
 from kvlens.recording.snapshot import Attended
 from kvlens.tiers.slots import FREE, ROLE
 
@@ -86,3 +87,20 @@ def test_both_ways_name_the_same_token() -> None:
     for found in ((least, ties), kth_by_sorting(values, k)):
         assert torch.equal(found[0], ordered.gather(-1, (k - 1)[..., None]))
         assert torch.equal(found[1], ((ordered == least) & best).sum(-1).int())
+
+
+@pytest.mark.parametrize("shape", ["spread", "equal", "zero", "misleading"])
+def test_a_long_row_is_searched_between_bounds(shape: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    values = torch.rand(2, 3, 2, 5000, generator=generator)
+    if shape == "equal":
+        values = values.round(decimals=1)
+    elif shape == "zero":
+        values = values.where(values > 0.98, 0.0)
+    elif shape == "misleading":
+        values[..., ::DRAWN_EVERY] += 1  # the sample has none of the other numbers
+    ordered = values.sort(-1, descending=True).values
+    for k in (1, 17, 1000, 4999, 5000):
+        least, ties = kth_by_partition(values, torch.full(values.shape[:-1], k))
+        assert torch.equal(least[..., 0], ordered[..., k - 1])
+        assert torch.equal(ties, (ordered[..., :k] == least).sum(-1).int())
