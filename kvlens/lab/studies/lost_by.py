@@ -4,7 +4,7 @@ had most effect on the choice.
     python -m kvlens.lab.studies.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--depth SHARE] [--task TASK]
         [--budget SHARE] [--model MODEL] [--out FILE]
 
-InfLLM, ShadowKV and InfiniGen lose most single needles at 1,024 tokens; CompressKV and ArkVale begin to at 4,096;
+InfLLM, ShadowKV, InfiniGen and RocketKV lose most single needles at 1,024 tokens; CompressKV and ArkVale begin to at 4,096;
 SnapKV and KIVI lose one among nine numbers at 40 %.
 
 Prompts of niah_single unless a task is named, the needle in the middle unless a depth is, the question known.
@@ -69,6 +69,7 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "partial=0.4 budget=40%": {"partial": 0.4, "budget": "40%"},
         "ahead=false budget=40%": {"ahead": False, "budget": "40%"},
     },
+    "rocketkv": {UNCHANGED: {}, "kernel=7": {"kernel": 7}, "budget=40%": {"budget": "40%"}},
     "compresskv": {
         UNCHANGED: {},
         "layers=equal": {"layers": "equal"},
