@@ -112,7 +112,7 @@ run along full KV's tokens at which the most probable token is not full KV's.
 
 Cells are shares of the n lost trials with the 95 % Wilson interval. A table has columns for the rankings that it was
 measured with alone; older tables have others. A column that was measured on some of the prompts names their number.
-The question was read with its context when the method placed it.
+The question was read with its context when the method placed it. Keys and values are float32.
 
 *Where five are too few* is about the answers that the first five triples do not restore. *Fewest* is the number of the
 ranking's first triples that restore an answer, by bisection between five and twenty.

@@ -4,8 +4,8 @@ had most effect on the choice.
     python -m kvlens.lab.studies.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--depth SHARE] [--task TASK]
         [--budget SHARE] [--model MODEL] [--out FILE]
 
-InfLLM, ShadowKV, InfiniGen and RocketKV lose most single needles at 1,024 tokens; CompressKV and ArkVale begin to at 4,096;
-SnapKV and KIVI lose one among nine numbers at 40 %.
+InfLLM, ShadowKV, InfiniGen and RocketKV lose most single needles at 1,024 tokens; CompressKV and ArkVale begin to at
+4,096; SnapKV and KIVI lose one among nine numbers at 40 %.
 
 Prompts of niah_single unless a task is named, the needle in the middle unless a depth is, the question known.
 *unchanged*: the method as the tables have it at that share of full KV (20 %), with the preset that is named beside; an
