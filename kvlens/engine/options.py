@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,10 @@ class Options:
     def steps(self, question_tokens: int = 0) -> int:
         """Decode steps at most, `question_tokens` of which feed a question."""
         return len(self.forced) if self.forced is not None else question_tokens + self.max_new
+
+    def along(self, ids: Sequence[int]) -> Options:
+        """Return these options for a repeat on other tokens, with the device divided as for the run itself."""
+        return replace(self, forced=tuple(ids), planned=self.planned or self.max_new)
 
     def divided(self, question_tokens: int = 0) -> int:
         """Decode steps that the device is divided for, `question_tokens` of which feed a question. Raises ValueError

@@ -81,11 +81,9 @@ class Repeat:
     ) -> Records:
         """Return the records of steps 0 to `end` on the reference's tokens, with full attention by span of every step
         and layer, and with `holds` beside the run's own. Raises Cancelled."""
-        records, ids = Records(), self.reference.ids[:end]
+        records = Records()
         options = replace(
-            self.options,
-            forced=ids,
-            planned=self.options.max_new,
+            self.options.along(self.reference.ids[:end]),
             coverage=True,
             oracle="all",
             top_k=max(self.options.top_k, len(self.prompt.ids) // TOKENS_PER_LISTED),

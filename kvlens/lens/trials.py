@@ -118,16 +118,13 @@ class Trials:
 
     def forced(self, holds: Sequence[Hold], steps: int | None = None) -> Result:
         """On the reference's tokens, all or the first `steps` of them; every step is compared."""
-        ids = self.reference.ids[:steps]
-        return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
+        return self._run(holds, self.options.along(self.reference.ids[:steps]))
 
     def followed(self, steps: int, sink: TraceSink | None = None, holds: Sequence[Hold] = ()) -> Result:
         """On the first `steps` of the reference's tokens, with the logits of every step; with a sink also with full
         attention by span of every step and layer."""
         options = replace(
-            self.options,
-            forced=self.reference.ids[:steps],
-            planned=self.options.planned or self.options.max_new,
+            self.options.along(self.reference.ids[:steps]),
             coverage=sink is not None,
             oracle="off" if sink is None else "all",
         )
@@ -158,7 +155,7 @@ class Trials:
 
         record, options = Records(), replace(self.options, coverage=False)
         if fed:
-            options = replace(options, forced=self.reference.ids, planned=self.options.max_new)
+            options = options.along(self.reference.ids)
         self._run(holds, options, record)
         return tuple(record.spans)
 

@@ -33,12 +33,15 @@ class Lost:
         self._reference = reference
         self._spans: set[SpanRow] = set()
         self._step: int | None = None
+        self._last = -1
+        """the run's newest step"""
         self._recorded = False
 
     def prefill(self, record: PrefillRecord) -> None:
         self._spans |= set(record.spans)
 
     def step(self, record: StepRecord) -> None:
+        self._last = record.step
         if self._step is not None:
             return
         self._spans |= set(record.spans)
@@ -87,6 +90,8 @@ class Lost:
             return None, "full KV gives one of the two tokens no probability at all"
         if result is None or not len(result.effect):
             return None, "no unread span raises full KV's token"
+        if result.step > self._last:  # a repeat that rounds otherwise may be lost later
+            return None, "its repeat on full KV's tokens agreed longer than the run has steps"
         return result, None
 
     def _ranked(

@@ -1,4 +1,4 @@
-"""A long answer that counts down before it names a number of the prompt: 375 tokens of SmolLM2-135M."""
+"""A long answer that counts down before it names a number of the prompt: 374 tokens of SmolLM2-135M."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,8 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import effects
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
+from kvlens.engine.options import Options
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.ranking import PER_ROUND, ROUNDS, Records, Repeat, triples
 from kvlens.holds import Triple, holds_of
 from kvlens.instruments import Effects
@@ -239,3 +242,29 @@ def test_a_round_places_two_that_can_be_held_and_holds_them_in_the_next(monkeypa
     assert asked == [[], [(0, 0, 1), (0, 0, 2)], [(0, 0, 1), (0, 0, 2), (0, 0, 4), (0, 0, 5)]]
     order = [((0, 0, 0), 5.0), ((0, 0, 1), 4.0), ((0, 0, 2), 3.0), ((0, 0, 4), 9.0), ((0, 0, 5), 1.0), ((0, 0, 3), 2.0)]
     assert triples(result) == order
+
+
+def test_a_repeat_divides_the_device_as_the_run_does(prompt: Prompt) -> None:
+    asked: list[Options] = []
+    engine = cast(Engine, SimpleNamespace(run=lambda *request, **_: asked.append(request[4])))
+    reference = cast(Reference, SimpleNamespace(ids=(5, 6, 7, 8)))
+    for planned in (None, 64):
+        options = Options(12, planned=planned)
+        Repeat(engine, prompt, FullKV, None, None, options, reference, cast(ReadPrompt, None)).follow(3)
+    assert [options.forced for options in asked] == [(5, 6, 7)] * 2
+    assert [options.divided() for options in asked] == [12, 64]
+
+
+def test_a_repeat_that_is_lost_later_than_the_run_ends_costs_the_effects_alone(
+    prompt: Prompt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Repeat.rank
+
+    def later(self: Repeat, *request: Any) -> Effects | None:
+        found = rank(self, *request)
+        return None if found is None else replace(found, step=MAX_NEW)
+
+    monkeypatch.setattr(Repeat, "rank", later)
+    with TraceReader.open(tmp_path, run(prompt, tmp_path)) as reader:
+        assert reader.status == "completed"
+        assert reader.meta.no_effects is not None
