@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,11 +45,11 @@ class Progress:
             self._bar.refresh()
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the bar, where the bar is: on stderr."""
         if self._shown:
             from tqdm.auto import tqdm
 
-            tqdm.write(line)
+            tqdm.write(line, file=sys.stderr)
 
     # ---- of a race, the report alone is shown
     def begun(self, race: RaceInfo) -> None:

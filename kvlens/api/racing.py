@@ -11,7 +11,7 @@ from kvlens import methods as registry
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name, request_of
 from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
-from kvlens.api.errors import Interrupted, translated
+from kvlens.api.errors import Interrupted, RequestError, translated
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
@@ -135,6 +135,11 @@ def race(
             **settings,
         )
         names = list(map(method_name, methods))
+        for name in {**(presets or {}), **(parameters or {})}:
+            if name not in names:
+                raise RequestError(
+                    "foreign_parameter", f"the race sets a preset or parameter of {name}, which is none of its methods."
+                )
         entrants = tuple(
             Entrant(
                 method=name, preset=_nth(presets, names, place), overrides=dict(_nth(parameters, names, place) or {})

@@ -27,8 +27,8 @@ def study_prompts(
     segments: Mapping[str, str | tuple[int, int]] | None = None,
 ) -> ReadPrompts:
     """Return the prompts of a study, and a sentence for each row that is none. shared: what all its runs have in
-    common; segments: named in every prompt. Raises RequestError `bad_prompt` for two prompts of one id, BadTemplate for
-    an argument that the chat template lacks."""
+    common; segments: named in every prompt. Raises RequestError `no_prompts` for none, `bad_prompt` for two prompts of
+    one id, BadTemplate for an argument that the chat template lacks."""
     from kvlens.studies.promptfile import ReadPrompts, in_segments, read_prompts, without_repeats
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.promptrow import prompt_of as of_row
@@ -37,6 +37,8 @@ def study_prompts(
     tokenizer = models.loaded.tokenizer if isinstance(models, Given) else None
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args, tokenizer)
     items = [prompts] if isinstance(prompts, str | Path | Prompt | PromptText | Mapping) else list(prompts)
+    if not items:
+        raise RequestError("no_prompts", "a study needs at least one prompt: pass files, tasks or prompts.")
     rows: list[StudyPrompt] = []
     faults: list[str] = []
     for number, item in enumerate(items):

@@ -61,21 +61,30 @@ class Verdict:
     effect_logits: float | None = None
     """what the span's absence took from the leads of full KV's tokens at the lost steps of the answer"""
     restored: bool | None = None
-    """of a run that repeats another with something changed: the answer is back; None: nothing was lost before, or the
-    run repeats none"""
+    """of a run that repeats another with something changed: the answer is back, or, where full KV's own answer is not
+    known to be right, full KV's token at the lost step (`of_token`); None: nothing was lost before, or the run repeats
+    none"""
     effect_steps: tuple[int, ...] = ()
     """the lost steps over which `effect_logits` is added; empty: the step of loss, or none was recorded"""
+    of_token: bool = False
+    """`restored` is of full KV's token, not of the answer"""
 
     def __str__(self) -> str:
         if self.step is None:
-            return f"{_capital(OUTCOMES[self.outcome])}{_answer(self.right)}{_restored(self.restored)}."
+            return f"{_capital(OUTCOMES[self.outcome])}{_answer(self.right)}{self._restored()}."
         sentence = f"{_capital(self.outcome)} at step {self.step}: {self.got!r} in place of {self.expected!r}"
         if self.span is not None:
             where = f"span {self.span} (tokens {self.tok_start}-{(self.tok_end or 1) - 1}, {_excerpt(self.text or '')})"
             sentence += f", missed most by L{self.layer} KV{self.kv_head}: {where}; {self.why}"
         elif self.why:
             sentence += f", {self.why}"
-        return f"{sentence}{_answer(self.right)}{_restored(self.restored)}."
+        return f"{sentence}{_answer(self.right)}{self._restored()}."
+
+    def _restored(self) -> str:
+        if self.restored is None:
+            return ""
+        what = "full KV's token at the lost step" if self.of_token else "it"
+        return f"; the change {'restored' if self.restored else 'did not restore'} {what}"
 
     __repr__ = __str__
 
@@ -86,14 +95,15 @@ def read_verdict(reader: TraceReader) -> Verdict:
     from kvlens.lens.verdict import verdict
 
     loss, answer = verdict(reader), right(reader)
-    restored = None if reader.meta.whatif is None else reader.meta.whatif.restored
+    change = reader.meta.whatif
+    back = {} if change is None else {"restored": change.restored, "of_token": not change.answer_known}
     if loss is None:
         compared = len(reader.loss()) > 0
-        return Verdict("kept" if compared else "not_compared", answer, restored=restored)
+        return Verdict("kept" if compared else "not_compared", answer, **back)
     cost = severity(reader, loss)
     outcome = "diverged" if cost.mild else "lost"
     why = unmissed_words(loss, cost) if loss.nothing_missed else None
-    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, why=why, restored=restored)
+    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, why=why, **back)
     if (missed := loss.missed) is None:
         return unexplained
     texts = reader.tokens()["text"].tolist()
@@ -116,8 +126,8 @@ def read_verdict(reader: TraceReader) -> Verdict:
         missed.own_query,
         missed.mass,
         missed.effect,
-        restored,
-        missed.effect_steps,
+        effect_steps=missed.effect_steps,
+        **back,
     )
 
 
@@ -133,6 +143,3 @@ def _excerpt(text: str) -> str:
 def _answer(right: bool | None) -> str:
     return {True: "; the answer is right", False: "; the answer is wrong", None: ""}[right]
 
-
-def _restored(restored: bool | None) -> str:
-    return {True: "; the change restored it", False: "; the change did not restore it", None: ""}[restored]

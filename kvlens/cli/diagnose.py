@@ -88,7 +88,7 @@ def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folde
         typer.echo(sentence, err=True)
     typer.echo(
         f"{counted(diagnosis.compared, 'run')} compared with full KV, {len(diagnosis.lost)} lost"
-        + (f"; {diagnosis.mild} more diverged and kept the answer" if diagnosis.mild else "")
+        + (f"; {diagnosis.mild} more diverged at no cost that is known" if diagnosis.mild else "")
         + "."
     )
     if diagnosis.causes:

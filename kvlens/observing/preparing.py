@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from kvlens.engine.engine import Engine
@@ -17,6 +18,8 @@ from kvlens.text.plaintext import TokenStream
 from kvlens.text.prompts import Prompt, PromptText, expecting
 
 REFERENCE = "full"
+OWN_ROOM = 64
+"""new tokens that full KV may make where an observed run stopped at a token that ends answers"""
 
 
 def describe_caller(model: Any, tokenizer: Any, name: str | None) -> tuple[LoadedModel, str | None]:
@@ -52,12 +55,16 @@ def count_asked(observer: Observer) -> int:
     return count
 
 
-def prepare_observed(loaded: LoadedModel, prompt: Prompt, steps: int) -> tuple[Prepared, RunRequest]:
-    """Return what full KV of the same prompt needs. steps: that the observed run took."""
+def prepare_observed(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> tuple[Prepared, RunRequest]:
+    """Return what full KV of the same prompt needs. tokens: that the observed steps came to. Full KV has as many steps;
+    where the run ended its answer by itself, full KV has at least OWN_ROOM to end its own."""
+    steps = len(tokens) - len(prompt.asked)
+    if tokens and tokens[-1] in loaded.eos:
+        steps = max(steps, OWN_ROOM)
     request = RunRequest(
         model=loaded.name,
         method=REFERENCE,
-        max_new=max(1, steps - len(prompt.asked)),
+        max_new=max(1, steps),
         chat="off",
         question="after" if prompt.asked else "in",
         device=str(loaded.model.device),

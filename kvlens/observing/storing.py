@@ -55,7 +55,7 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     options = block.options
     loaded, refusal = describe_caller(block.model, block.tokenizer, options.name)
     prompt = prompt_of(observer, block.tokenizer, options.answer, options.needle)
-    prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
+    prepared, request = prepare_observed(loaded, prompt, [step.token for step in observer.steps])
     with lent(loaded):
         reference, no_reference = None, refusal or (None if options.compare else "the comparison was switched off")
         if no_reference is None:

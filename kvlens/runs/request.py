@@ -42,7 +42,7 @@ class RunRequest(BaseModel):
     budget: str | None = None
     max_new: int = Field(64, ge=1, le=100_000)
     seed: int = 0
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -86,6 +86,13 @@ class RunRequest(BaseModel):
     @classmethod
     def _none_for_auto(cls, text: str | None) -> str | None:
         return None if text is not None and text.strip() == AUTO else text
+
+    @field_validator("stop")
+    @classmethod
+    def _written_stops(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(texts):
+            raise ValueError("a text to stop at has at least one character, since every output contains the empty one")
+        return texts
 
     @field_validator("oracle")
     @classmethod

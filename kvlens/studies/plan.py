@@ -17,6 +17,7 @@ from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 from kvlens.studies.errors import BadStudy
+from kvlens.text.prompts import QUESTIONS
 
 LATER = ("dtype", "changes")
 """fields of an arm that its key leaves out where they are empty: studies were keyed before an arm had them"""
@@ -110,6 +111,13 @@ class StudyPlan(BaseModel):
             raise BadStudy("cut_is_stored", "generation = cut needs traces = false: a stored run is not cut.")
         if not self.entrants and not self.listed:
             raise BadStudy("no_method", "a study needs at least one method: name some with --methods.")
+        for axis in ("budgets", "questions", "seeds"):
+            if not getattr(self, axis):
+                raise BadStudy("no_values", f"a study needs at least one of its {axis}: name some with --{axis}.")
+        for question in self.questions:
+            if question not in QUESTIONS:
+                choice = " or ".join(QUESTIONS)
+                raise BadStudy("bad_values", f"--questions takes {choice}, or both, not '{question[:40]}'.")
         names = [entrant.method for entrant in self.entrants]
         for name in self.values:
             if name not in names:
@@ -120,7 +128,6 @@ class StudyPlan(BaseModel):
             Budget.parse(budget)
         for arm in self.arms():
             methods.converted(methods.get(arm.method), arm.parameters)
-            self.shared.model_copy(update={"question": arm.question})
 
     def check_listed(self, prompts: Iterable[str]) -> None:
         """Raise BadStudy `unknown_prompt` for an arm that is listed with a prompt that is none of these ids."""

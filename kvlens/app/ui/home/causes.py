@@ -25,7 +25,7 @@ def why_lost(table: pd.DataFrame) -> None:
         return
     stamps = tuple((uid, data.stamp(uid)) for uid in map(str, table["uid"]))
     results = _diagnosed(str(data.runs_dir()), stamps)
-    mild = f"; {results.mild} more diverged and kept the answer" if results.mild else ""
+    mild = f"; {results.mild} more diverged at no cost that is known" if results.mild else ""
     st.text(f"{counted(results.compared, 'run')} compared with full KV, {len(results.lost)} lost{mild}.")
     for sentence in results.unread:
         widgets.error(sentence)
