@@ -126,6 +126,11 @@ def parameters_of(method: str, keywords: Mapping[str, Any], also: Iterable[str] 
     return dict(keywords)
 
 
+def listed(given: Any) -> list[Any]:
+    """Return what was given as a list; one text, number or class is a list of one."""
+    return [given] if isinstance(given, str | int | float | type) else list(given)
+
+
 def method_name(method: str | type[Method]) -> str:
     """Return the name of a method; a class is registered in this process first."""
     if isinstance(method, str):

@@ -12,9 +12,11 @@ from kvlens.api.carrying import carrying
 from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given
 from kvlens.api.pieces import Triple
+from kvlens.api.prompts import refuse_no_text
 from kvlens.api.storedrun import Run
 from kvlens.observing.options import DEFAULTS, Options
 from kvlens.observing.refusals import CannotObserve
+from kvlens.recording import sampling
 
 if TYPE_CHECKING:
     from kvlens.holds import Drop, Hold
@@ -44,8 +46,9 @@ class observe:  # noqa: N801 - used as a function
         progress: show bars.
 
     Raises:
-        RequestError: `attention_without_weights`, `already_observed`, `layers_without_attention`; when the block ends
-            `nothing_observed`, `bad_prompt`; inside it `no_such_row`, `padding_right`, `beams`.
+        RequestError: `attention_without_weights`, `already_observed`, `layers_without_attention`, `not_a_text`,
+            `no_tokenizer`; when the block ends `nothing_observed`, `bad_prompt`; inside it `no_such_row`,
+            `padding_right`, `beams`.
 
     >>> with kvlens.observe(model, tokenizer, answer="48213") as seen:  # doctest: +SKIP
     ...     model.generate(**inputs)
@@ -75,6 +78,10 @@ class observe:  # noqa: N801 - used as a function
         self._folder, self._progress = folder_of(runs), progress
         self._model, self._tokenizer, self._run = model, tokenizer, None
         with translated():
+            refuse_no_text(answer=answer, needle=needle, name=name)
+            sampling.check(oracle)
+            if not callable(getattr(tokenizer, "decode", None)):
+                raise RequestError("no_tokenizer", "tokenizer= takes the model's tokenizer, not its name or None.")
             holds, drops = _ranges(repeat, hold, drop)
             options = Options(
                 answer=answer if answer or repeat is None else repeat.meta.answer,

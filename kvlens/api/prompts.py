@@ -25,12 +25,21 @@ def prompt_of(
 ) -> Conversation:
     """Return the checked prompt with its question, answer, needle and segments. Raises RequestError, BadPrompt or
     BadSegment."""
+    refuse_no_text(ask=ask, answer=answer, needle=needle)
     parsed = _read(text)
     prompt = parsed.prompt if ask is None else asking(parsed.prompt, ask)
     prompt = expecting(prompt, answer, needle)
     if segments:
         prompt = replace(prompt, segments=find_segments(list(segments.items()), prompt.text))
     return Conversation(prompt, parsed.system, parsed.turns)
+
+
+def refuse_no_text(**texts: Any) -> None:
+    """Raise RequestError `not_a_text` for a keyword that has another type than a text. None: not given."""
+    for name, value in texts.items():
+        if value is not None and not isinstance(value, str):
+            sentence = f"{name}= takes a text, not {type(value).__name__}: write {name}={str(value)[:40]!r}."
+            raise RequestError("not_a_text", sentence, name=name)
 
 
 def _read(text: PromptLike) -> Conversation:

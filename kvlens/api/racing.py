@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from kvlens import methods as registry
-from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name, request_of
+from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, listed, method_name, request_of
 from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
 from kvlens.api.errors import Interrupted, RequestError, translated
@@ -106,8 +106,8 @@ def race(
 
     Args:
         text, answer, needle, ask, segments, model, tokenizer, device, dtype, runs, progress: as for `run`.
-        methods: their names or classes; full KV runs beside them always. A method named several times races against
-            itself, with other parameters.
+        methods: names or classes, one or several; full KV runs beside them always. A method named several times races
+            against itself, with other parameters.
         budget: what every method is held to.
         presets: method -> preset, or a list with one for each time the method is named.
         parameters: method -> its parameters by name, or a list with one set for each time the method is named.
@@ -134,7 +134,7 @@ def race(
             needle=needle,
             **settings,
         )
-        names = list(map(method_name, methods))
+        names = list(map(method_name, listed(methods)))
         for name in {**(presets or {}), **(parameters or {})}:
             if name not in names:
                 raise RequestError(

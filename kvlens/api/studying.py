@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name, request_fields
+from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, listed, method_name, request_fields
 from kvlens.api.errors import translated
 from kvlens.api.models import source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
@@ -49,8 +49,8 @@ def study(
         prompts: files (.jsonl, .jsonl.gz, .csv, .json, .txt), KIND:PATH of a published benchmark, generated tasks
             ("niah_single@length=1024@prompts=20"), rows ({"question": ..., "context": ..., "answer": ...}), or prompts
             of kvlens; one or several.
-        methods: their names or classes.
-        budgets: what methods are held to, as for `run`.
+        methods: names or classes.
+        budgets: what methods are held to, as for `run`. Of methods, budgets, questions and seeds one or several.
         values: method -> parameter -> the values that it takes: {"METHOD": {"NAME": [0.7, 0.8]}}.
         presets: method -> preset.
         questions: "in", "after" or both.
@@ -82,12 +82,12 @@ def study(
             name=name,
             shared=RunRequest(**fields, **request_fields(settings)),
             entrants=tuple(
-                Entrant(method=each, preset=(presets or {}).get(each)) for each in map(method_name, methods)
+                Entrant(method=each, preset=(presets or {}).get(each)) for each in map(method_name, listed(methods))
             ),
             values=grids_of(values),
-            budgets=tuple(budget_text(budget) or DEFAULT_SHARE for budget in budgets),
-            questions=tuple(questions),
-            seeds=tuple(seeds),
+            budgets=tuple(budget_text(budget) or DEFAULT_SHARE for budget in listed(budgets)),
+            questions=tuple(listed(questions)),
+            seeds=tuple(listed(seeds)),
         )
         plan.check()
         read = study_prompts(prompts, plan.shared, models, segments)

@@ -96,16 +96,16 @@ def read_verdict(reader: TraceReader) -> Verdict:
 
     loss, answer = verdict(reader), right(reader)
     change = reader.meta.whatif
-    back = {} if change is None else {"restored": change.restored, "of_token": not change.answer_known}
+    restored, of_token = (None, False) if change is None else (change.restored, not change.answer_known)
     if loss is None:
         compared = len(reader.loss()) > 0
-        return Verdict("kept" if compared else "not_compared", answer, **back)
+        return Verdict("kept" if compared else "not_compared", answer, restored=restored, of_token=of_token)
     cost = severity(reader, loss)
     outcome = "diverged" if cost.mild else "lost"
     why = unmissed_words(loss, cost) if loss.nothing_missed else None
-    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, why=why, **back)
     if (missed := loss.missed) is None:
-        return unexplained
+        known = outcome, answer, loss.step, loss.expected, loss.got, loss.kl
+        return Verdict(*known, why=why, restored=restored, of_token=of_token)
     texts = reader.tokens()["text"].tolist()
     return Verdict(
         outcome,
@@ -126,8 +126,9 @@ def read_verdict(reader: TraceReader) -> Verdict:
         missed.own_query,
         missed.mass,
         missed.effect,
-        effect_steps=missed.effect_steps,
-        **back,
+        restored,
+        missed.effect_steps,
+        of_token,
     )
 
 
@@ -142,4 +143,3 @@ def _excerpt(text: str) -> str:
 
 def _answer(right: bool | None) -> str:
     return {True: "; the answer is right", False: "; the answer is wrong", None: ""}[right]
-

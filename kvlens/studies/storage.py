@@ -182,9 +182,12 @@ def append(runs_dir: Path, study_id: str, trial: Trial) -> None:
 
 @contextmanager
 def carried_out_alone(runs_dir: Path, study_id: str) -> Iterator[None]:
-    """Hold the study for this process. Raises StudyBusy where another has it; the kernel gives it back however the
-    process ends."""
-    with (folder_of(runs_dir, study_id) / LOCK).open("a") as file:
+    """Hold the study for this process. Raises RunNotFound, and StudyBusy where another has it; the kernel gives it back
+    however the process ends."""
+    folder = folder_of(runs_dir, study_id)
+    if not folder.is_dir():
+        raise RunNotFound(f"There is no study {study_id} in {runs_dir}.")
+    with (folder / LOCK).open("a") as file:
         for attempt in range(ATTEMPTS):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +207,7 @@ def is_running(runs_dir: Path, study_id: str) -> bool:
             return False
     except StudyBusy:
         return True
-    except OSError:
+    except (OSError, RunNotFound):
         return False
 
 

@@ -1,0 +1,83 @@
+"""What keywords of the API take: one thing or several, texts, and what is refused before anything is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kvlens
+from kvlens.api.asking import listed
+from kvlens.api.pieces import pieces_of
+
+TEXT = "The sun rises in the east. " * 20
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(kvlens.KvlensError) as error:
+        call()
+    assert "--" not in str(error.value), "options of the command line are keywords here"
+    return error.value.code
+
+
+def test_one_thing_is_a_list_of_one() -> None:
+    assert listed("40%") == ["40%"]
+    assert listed(0.4) == [0.4]
+    assert listed(int) == [int]
+    assert listed(("20%", "40%")) == ["20%", "40%"]
+
+
+def test_one_method_and_one_budget_make_a_study(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": "demo", "progress": False, "max_new": 2, "runs": tmp_path}
+    study = kvlens.study("needle@length=300@prompts=1", "streaming_llm", "40%", **settings)
+    assert set(study.trials()["method"]) == {"full", "streaming_llm"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"budgets": []}, "no_values"),
+        ({"questions": ()}, "no_values"),
+        ({"seeds": []}, "no_values"),
+        ({"questions": ["before"]}, "bad_values"),
+        ({"prompts": []}, "no_prompts"),
+        ({"methods": []}, "no_method"),
+    ],
+)
+def test_a_study_of_nothing_is_refused_and_not_stored(changes: dict[str, Any], code: str, tmp_path: Path) -> None:
+    asked = {"prompts": "needle@length=300@prompts=1", "methods": ["streaming_llm"]} | changes
+    assert refused(lambda: kvlens.study(**asked, model="demo", progress=False, runs=tmp_path)) == code
+    assert not kvlens.studies(runs=tmp_path).size
+
+
+def test_a_race_takes_parameters_of_its_methods_alone(tmp_path: Path) -> None:
+    def race(**changes: Any) -> kvlens.Race:
+        return kvlens.race(TEXT, "streaming_llm", model="demo", progress=False, runs=tmp_path, max_new=2, **changes)
+
+    assert refused(lambda: race(parameters={"quest": {"page": 8}})) == "foreign_parameter"
+    assert refused(lambda: race(presets={"quest": "paper"})) == "foreign_parameter"
+    assert [run.meta.method for run in race()] == ["full", "streaming_llm"]
+
+
+@pytest.mark.parametrize("changes", [{"answer": 4880}, {"needle": 3}, {"ask": ["x"]}])
+def test_a_keyword_of_another_type_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert refused(lambda: kvlens.run(TEXT, "full", model="demo", runs=tmp_path, **changes)) == "not_a_text"
+
+
+@pytest.mark.parametrize("changes", [{"stop": ("",)}, {"temperature": float("inf")}])
+def test_a_setting_that_no_run_can_have(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert refused(lambda: kvlens.run(TEXT, "full", model="demo", runs=tmp_path, **changes)) == "bad_value"
+
+
+def test_observe_checks_what_it_is_given_before_the_block(tiny: Any) -> None:
+    tokenizer = SimpleNamespace(decode=str)
+    assert refused(lambda: kvlens.observe(tiny, tokenizer, answer=4880)) == "not_a_text"  # type: ignore[arg-type]
+    assert refused(lambda: kvlens.observe(tiny, tokenizer, oracle="every=0")) == "bad_request"
+    assert refused(lambda: kvlens.observe(tiny, None)) == "no_tokenizer"
+
+
+def test_a_range_ends_behind_its_beginning() -> None:
+    assert refused(lambda: pieces_of(None, None, None, (), (50, 20))) == "bad_range"
+    assert pieces_of(None, None, None, (), (20, 20))[0].tokens == (20, 21)
