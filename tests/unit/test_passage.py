@@ -18,7 +18,7 @@ STEP = {"kvlens/engine/session.py", "kvlens/memory/reads.py", "kernels/attend.py
 
 
 @pytest.mark.parametrize(
-    ("method", "files", "hops", "run_files"), [("snapkv", 7, 13, 81), ("sekv", 30, 69, 104)], ids=["snapkv", "sekv"]
+    ("method", "files", "hops", "run_files"), [("snapkv", 7, 13, 82), ("sekv", 30, 69, 105)], ids=["snapkv", "sekv"]
 )
 def test_a_layer_and_a_run_pass_few_files(method: str, files: int, hops: int, run_files: int) -> None:
     """In a process of its own: every call of the process is looked at."""
