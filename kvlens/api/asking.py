@@ -126,9 +126,9 @@ def parameters_of(method: str, keywords: Mapping[str, Any], also: Iterable[str] 
     return dict(keywords)
 
 
-def listed(given: Any) -> list[Any]:
-    """Return what was given as a list; one text, number or class is a list of one."""
-    return [given] if isinstance(given, str | int | float | type) else list(given)
+def listed(items: Any) -> list[Any]:
+    """Return what was passed as a list; one text, number or class is a list of one."""
+    return [items] if isinstance(items, str | int | float | type) else list(items)
 
 
 def method_name(method: str | type[Method]) -> str:

@@ -83,8 +83,8 @@ class Verdict:
     def _restored(self) -> str:
         if self.restored is None:
             return ""
-        what = "full KV's token at the lost step" if self.of_token else "it"
-        return f"; the change {'restored' if self.restored else 'did not restore'} {what}"
+        target = "full KV's token at the lost step" if self.of_token else "it"
+        return f"; the change {'restored' if self.restored else 'did not restore'} {target}"
 
     __repr__ = __str__
 
@@ -104,8 +104,8 @@ def read_verdict(reader: TraceReader) -> Verdict:
     outcome = "diverged" if cost.mild else "lost"
     why = unmissed_words(loss, cost) if loss.nothing_missed else None
     if (missed := loss.missed) is None:
-        known = outcome, answer, loss.step, loss.expected, loss.got, loss.kl
-        return Verdict(*known, why=why, restored=restored, of_token=of_token)
+        columns = outcome, answer, loss.step, loss.expected, loss.got, loss.kl
+        return Verdict(*columns, why=why, restored=restored, of_token=of_token)
     texts = reader.tokens()["text"].tolist()
     return Verdict(
         outcome,
