@@ -49,12 +49,12 @@ def study(
         prompts: files (.jsonl, .jsonl.gz, .csv, .json, .txt), KIND:PATH of a published benchmark, generated tasks
             ("niah_single@length=1024@prompts=20"), rows ({"question": ..., "context": ..., "answer": ...}), or prompts
             of kvlens; one or several.
-        methods: names or classes.
-        budgets: what methods are held to, as for `run`. Of methods, budgets, questions and seeds one or several.
+        methods: names or classes, one or several.
+        budgets: what methods are held to, as for `run`; one or several.
         values: method -> parameter -> the values that it takes: {"METHOD": {"NAME": [0.7, 0.8]}}.
         presets: method -> preset.
         questions: "in", "after" or both.
-        seeds: of sampling and of methods that draw.
+        seeds: of sampling and of methods that draw; one or several.
         name: the study's name.
         segments: name -> marker or character range, named in every prompt; a prompt without one of them is left out.
         model, tokenizer, device, dtype, runs, progress: as for `run`.

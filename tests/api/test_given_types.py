@@ -81,3 +81,13 @@ def test_observe_checks_what_it_is_given_before_the_block(tiny: Any) -> None:
 def test_a_range_ends_behind_its_beginning() -> None:
     assert refused(lambda: pieces_of(None, None, None, (), (50, 20))) == "bad_range"
     assert pieces_of(None, None, None, (), (20, 20))[0].tokens == (20, 21)
+
+
+def test_a_verdict_tells_a_token_that_is_back_from_an_answer() -> None:
+    sentences = [
+        str(kvlens.Verdict("kept", False, restored=restored, of_token=of_token))
+        for restored in (None, True, False)
+        for of_token in (False, True)
+    ]
+    assert sentences[0] == sentences[1]  # nothing was lost before
+    assert len(set(sentences)) == 5

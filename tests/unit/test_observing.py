@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from transformers.models.llama import modeling_llama
 
 import kvlens
 from kvlens.observing.options import Options
+from kvlens.observing.preparing import OWN_ROOM, prepare_observed
 from kvlens.observing.watch import Watch
 from kvlens.observing.written import ROOM, Shadow, Written
+from kvlens.text.prompts import Prompt, PromptText
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -679,3 +682,10 @@ def test_the_shadow_copy_is_not_copied_again_for_each_pass() -> None:
     values = layers[1].values
     assert values is not None
     assert torch.equal(values, -keys)
+
+
+def test_full_kv_may_end_its_answer_where_the_run_ended_its_own(tiny: Any) -> None:
+    prompt = Prompt(PromptText("x"), (1, 2, 3), ("x", "y", "z"), (None, None, None), None, ())
+    loaded = replace(tiny, eos=frozenset({7}))
+    for tokens, steps in (([4, 5, 7], OWN_ROOM), ([4, 5, 6], 3), ([4] * 80 + [7], 81), ([], 1)):
+        assert prepare_observed(loaded, prompt, tokens)[1].max_new == steps
