@@ -19,7 +19,7 @@ from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.versions import meta_now
 from kvlens.text.plaintext import visible
 
-VERSION = 2
+VERSION = 3
 """of the facts' form: facts of another version are read from the trace again"""
 EXCERPT = 200
 """characters that are kept of a prompt's beginning and of its end"""
@@ -77,6 +77,8 @@ class OutcomeFacts(BaseModel):
     answers: tuple[str, ...] = ()
     forced: bool = False
     output_text: str | None = None
+    stopped: str | None = None
+    """why the output ended: eos, stop, length or forced"""
     reference_output: str | None = None
     temperature: float | None = None
     stop_ids: tuple[int, ...] = ()
@@ -117,6 +119,7 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
         answers=meta.answers,
         forced=bool(meta.forced),
         output_text=meta.output_text,
+        stopped=meta.stopped,
         reference_output=meta.reference_output,
         temperature=_finite(meta.temperature),
         stop_ids=meta.stop_ids,

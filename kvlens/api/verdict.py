@@ -68,17 +68,19 @@ class Verdict:
     """the lost steps over which `effect_logits` is added; empty: the step of loss, or none was recorded"""
     of_token: bool = False
     """`restored` is of full KV's token, not of the answer"""
+    cut_off: bool = False
+    """the answer is wrong and ended at the limit of new tokens"""
 
     def __str__(self) -> str:
         if self.step is None:
-            return f"{_capital(OUTCOMES[self.outcome])}{_answer(self.right)}{self._restored()}."
+            return f"{_capital(OUTCOMES[self.outcome])}{_answer(self.right, self.cut_off)}{self._restored()}."
         sentence = f"{_capital(self.outcome)} at step {self.step}: {self.got!r} in place of {self.expected!r}"
         if self.span is not None:
             where = f"span {self.span} (tokens {self.tok_start}-{(self.tok_end or 1) - 1}, {_excerpt(self.text or '')})"
             sentence += f", missed most by L{self.layer} KV{self.kv_head}: {where}; {self.why}"
         elif self.why:
             sentence += f", {self.why}"
-        return f"{sentence}{_answer(self.right)}{self._restored()}."
+        return f"{sentence}{_answer(self.right, self.cut_off)}{self._restored()}."
 
     def _restored(self) -> str:
         if self.restored is None:
@@ -91,21 +93,23 @@ class Verdict:
 
 def read_verdict(reader: TraceReader) -> Verdict:
     """Return the verdict on a stored run, from recorded columns alone."""
-    from kvlens.lens.severity import right, severity, unmissed_words
+    from kvlens.lens.answers import is_cut_off, right
+    from kvlens.lens.severity import severity, unmissed_words
     from kvlens.lens.verdict import verdict
 
-    loss, answer = verdict(reader), right(reader)
+    loss, answer, cut_off = verdict(reader), right(reader), is_cut_off(reader.meta)
     change = reader.meta.whatif
     restored, of_token = (None, False) if change is None else (change.restored, not change.answer_known)
     if loss is None:
         compared = len(reader.loss()) > 0
-        return Verdict("kept" if compared else "not_compared", answer, restored=restored, of_token=of_token)
+        outcome = "kept" if compared else "not_compared"
+        return Verdict(outcome, answer, restored=restored, of_token=of_token, cut_off=cut_off)
     cost = severity(reader, loss)
     outcome = "diverged" if cost.mild else "lost"
     why = unmissed_words(loss, cost) if loss.nothing_missed else None
     if (missed := loss.missed) is None:
         columns = outcome, answer, loss.step, loss.expected, loss.got, loss.kl
-        return Verdict(*columns, why=why, restored=restored, of_token=of_token)
+        return Verdict(*columns, why=why, restored=restored, of_token=of_token, cut_off=cut_off)
     texts = reader.tokens()["text"].tolist()
     return Verdict(
         outcome,
@@ -129,6 +133,7 @@ def read_verdict(reader: TraceReader) -> Verdict:
         restored,
         missed.effect_steps,
         of_token,
+        cut_off,
     )
 
 
@@ -141,5 +146,6 @@ def _excerpt(text: str) -> str:
     return repr(line if len(line) <= EXCERPT else f"{line[: EXCERPT // 2]} ... {line[-EXCERPT // 2 :]}")
 
 
-def _answer(right: bool | None) -> str:
-    return {True: "; the answer is right", False: "; the answer is wrong", None: ""}[right]
+def _answer(right: bool | None, cut_off: bool) -> str:
+    words = {True: "; the answer is right", False: "; the answer is wrong", None: ""}[right]
+    return f"{words}, cut off by the limit of new tokens" if cut_off else words

@@ -71,6 +71,7 @@ def studies_show(
     if curve is None:
         typer.echo(f"{results.ended} of {results.planned} trials, {len(results.prompts)} prompts")
         show_table(["arm", "preset", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
+        _say_cut_off(sum(round(row["cut_off"] * row["n"]) for row in rows_of(frame) if row["cut_off"] > 0))
         return
     rows = [
         [row["line"], f"{row['x']:g}", row["ran_preset"], row["n"], *_interval(row["value"], row["low"], row["high"])]
@@ -182,6 +183,12 @@ def _read(runs: Path | None, study_id: str) -> Results:
     from kvlens.studies.table import Results
 
     return Results.read(runs_folder(runs), study_id)
+
+
+def _say_cut_off(answers: int) -> None:
+    if answers:
+        counted = "1 wrong answer was" if answers == 1 else f"{answers} wrong answers were"
+        typer.echo(f"{counted} cut off by the limit of new tokens; a larger --max-new may complete them.")
 
 
 def _matrix_row(row: dict[str, Any]) -> list[Any]:

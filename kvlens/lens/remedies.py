@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlens.lens.answers import right
 from kvlens.lens.diagnosis import Lost
-from kvlens.lens.severity import right, severity
+from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
 from kvlens.models import find
 from kvlens.models.device import settle

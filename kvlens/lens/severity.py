@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvlens import tasks
+from kvlens.lens.answers import answer_words, is_cut_off, is_expected, is_right
 from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, Verdict
-from kvlens.meta import RunMeta
 from kvlens.store.outcomefacts import LossFacts, OutcomeFacts
 from kvlens.store.reader import TraceReader
 
@@ -36,6 +35,8 @@ class Severity:
     margin: float | None
     """logit of the method's token minus that of full KV's, under the method, >= 0; None: not recorded (the method's
     choice was not followed, or was drawn by chance)"""
+    cut_off: bool = False
+    """the output is not the expected answer and ended at the limit of new tokens"""
 
     @property
     def near_tie(self) -> bool:
@@ -61,8 +62,8 @@ class Severity:
         return f"{self.word} at step {step}"
 
     def words(self) -> str:
-        """In a table: 'wrong answer', 'right answer, near tie', 'wrong answer, full KV's too'."""
-        answer = {True: "right answer", False: "wrong answer", None: ""}[self.right]
+        """In a table: 'wrong answer', 'right answer, near tie', 'wrong answer, cut off, full KV's too'."""
+        answer = answer_words(self.right, self.cut_off)
         answer += ", full KV's too" if self.both_wrong else ""
         where = "at the stop token" if self.stop else "near tie" if self.near_tie else ""
         if not answer:
@@ -72,6 +73,8 @@ class Severity:
     def sentence(self) -> str:
         """What it comes to; '' where nothing more is known."""
         sentence = {True: "the answer is right anyway", False: "the answer is wrong", None: ""}[self.right]
+        if self.cut_off:
+            sentence += ", cut off by the limit of new tokens"
         if self.both_wrong:
             sentence += f", and so is full KV's ({_short(self.full_said or '')})"
         parts = [sentence] if sentence else []
@@ -111,29 +114,7 @@ def _severity(facts: OutcomeFacts, loss: LossFacts) -> Severity:
         margin = difference if difference >= 0 else None
     stop = any(token in facts.stop_ids for token in pair)
     reference = facts.reference_output
-    return Severity(_right(facts), _is_expected(facts, reference), reference, stop, margin)
-
-
-def right(reader: TraceReader) -> bool | None:
-    """Whether the output is the expected answer; None where none is known, it cannot be scored here, or the run was fed
-    its tokens."""
-    return _right(reader.meta)
-
-
-def _right(run: RunMeta | OutcomeFacts) -> bool | None:
-    return None if run.forced else _is_expected(run, run.output_text)
-
-
-def full_right(reader: TraceReader) -> bool | None:
-    """Whether the output of the full-KV run it was compared with is the expected answer; None where none is known, it
-    cannot be scored here, or that output was not recorded."""
-    return _is_expected(reader.meta, reader.meta.reference_output)
-
-
-def _is_expected(run: RunMeta | OutcomeFacts, answer: str | None) -> bool | None:
-    if not run.answer or answer is None:
-        return None
-    return tasks.judged(run.task, run.answer, answer, run.answers)
+    return Severity(is_right(facts), is_expected(facts, reference), reference, stop, margin, is_cut_off(facts))
 
 
 def _short(text: str) -> str:
@@ -145,6 +126,7 @@ def _short(text: str) -> str:
 KINDS = {
     "right": "right answer",
     "wrong": "wrong answer",
+    "cut_off": "wrong answer that the limit of new tokens cut off",
     "lost": "left full KV and lost what was asked for",
     "diverged": "left full KV at no known cost",
     "kept": "never left full KV",
@@ -214,8 +196,9 @@ def outcome_of(facts: OutcomeFacts) -> Outcome:
     expected = facts.answer
     if facts.failed:
         return Outcome("self-check failed", expected, kinds=("unsound",))
-    answer, loss = _right(facts), facts.loss
-    answered = {True: ("right",), False: ("wrong",), None: ()}[answer]
+    answer, loss = is_right(facts), facts.loss
+    cut_off = is_cut_off(facts)
+    answered = {True: ("right",), False: ("wrong", "cut_off") if cut_off else ("wrong",), None: ()}[answer]
     if loss is not None:
         cost = _severity(facts, loss)
         kinds = (*answered, "diverged" if cost.mild else "lost")
@@ -223,7 +206,9 @@ def outcome_of(facts: OutcomeFacts) -> Outcome:
     kinds = (*answered, "kept") if facts.compared else answered or ("unknown",)
     if answer is None:
         return Outcome("nothing lost" if facts.compared else "", expected, kinds=kinds)
-    words = "right answer" if answer else "wrong answer, as full KV" if facts.compared else "wrong answer"
+    words = answer_words(answer, cut_off)
+    if not answer and facts.compared:
+        words += ", as full KV"
     return Outcome(words, expected, kinds=kinds)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kvlens.budget import Budget
+from kvlens.lens.answers import full_right, right
 from kvlens.lens.knob import knob_in
-from kvlens.lens.severity import full_right, right
 from kvlens.lens.tipping import Probe, Tip
 from kvlens.lens.tries import Try
 from kvlens.store.reader import TraceReader

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.lens.severity import full_right, outcome
+from kvlens.lens.answers import full_right, is_cut_off
+from kvlens.lens.severity import outcome
 from kvlens.store.reader import TraceReader
 from kvlens.studies.means import output_figures
 
@@ -15,10 +16,11 @@ from kvlens.studies.means import output_figures
 def figures_of(reader: TraceReader) -> dict[str, Any]:
     """Return the figures of a stored run; what was not recorded is missing. The names are those of FIGURES, and others.
 
-    outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
-    KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full
-    KV's), kl_at_loss_nats, margin_there and at_stop_token (at that step), output (its beginning), batched (prompts
-    that shared its steps, at most), checks_passed.
+    outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), cut_off (it is
+    not, and ended at the limit of new tokens), full_right (full KV's is right), same_output (the output is full KV's),
+    lost_at_step (the first step whose most probable token is not full KV's), kl_at_loss_nats, margin_there and
+    at_stop_token (at that step), output (its beginning), batched (prompts that shared its steps, at most),
+    checks_passed.
     """
     came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
     full = float(meta.full_kv_bytes or math.nan)
@@ -27,6 +29,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "outcome": came.words,
         "kinds": list(came.kinds),
         "right": came.right,
+        "cut_off": None if came.right is None else is_cut_off(meta),
         "full_right": full_right(reader),
         "same_output": None if meta.reference_output is None else output == meta.reference_output,
         "lost_at_step": came.lost_at,
@@ -61,6 +64,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
 
 FIGURES = {
     "right": ("share of prompts with the right answer", "share"),
+    "cut_off": ("share of prompts whose wrong answer was cut off by the limit of new tokens", "share"),
     "same_output": ("share of prompts with full KV's output", "share"),
     "kl_mean_nats": ("KL(full KV || method), mean over the steps whose contexts are the same", "nats"),
     "compared_steps": ("steps whose contexts are the same as full KV's, of which kl_mean_nats is the mean", "steps"),

@@ -20,7 +20,7 @@ from kvlens.studies.plan import Arm, labels
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo, Trial
 
-SHARES = ("right", "same_output")
+SHARES = ("right", "cut_off", "same_output")
 """figures that are yes or no of a trial: their mean over prompts is a share with Wilson's interval"""
 AXES = ("budget", "prompt_tokens")
 """numeric axes of every study; parameters with numbers for values are more"""

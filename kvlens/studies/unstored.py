@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from kvlens.lens.answers import answer_words
 from kvlens.runs.preparing import Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.studies.means import Means, output_figures
@@ -53,10 +54,12 @@ def measure(
     prompt_tokens = len(tokens.ids) + question_tokens
     full = prepared.engine.loaded.shape.full_kv_bytes(len(tokens.ids) + planned.options.divided(question_tokens))
     right = None if source.answer is None else judged(source.task, source.answer, result.text, source.answers)
+    cut_off = right is False and result.stopped == "length"
     figures: dict[str, Any] = {
-        "outcome": {None: "", True: "right answer", False: "wrong answer"}[right],
-        "kinds": ["unknown" if right is None else "right" if right else "wrong"],
+        "outcome": answer_words(right, cut_off),
+        "kinds": ["unknown" if right is None else "right" if right else "wrong", *(["cut_off"] if cut_off else [])],
         "right": right,
+        "cut_off": None if right is None else cut_off,
         **output_figures(result.text),
         "prompt_tokens": prompt_tokens,
         "steps": len(result.ids) - question_tokens,

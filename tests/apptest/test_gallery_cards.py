@@ -149,7 +149,7 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
     (row,) = app.dataframe[0].value.to_dict("records")
     assert (row["run"], row["outcome"], row["expected"], row["what it is"]) == (
         loss.uid,
-        "Lost, wrong answer",
+        "Lost, wrong answer, cut off",
         loss.expected,
         "against full KV; 1 more",
     )

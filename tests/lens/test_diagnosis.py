@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.lens.answers import full_right
 from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose
 from kvlens.lens.knob import held_to, limit_of
 from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.remedies import Change, attempt
-from kvlens.lens.severity import full_right, outcome
+from kvlens.lens.severity import outcome
 from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

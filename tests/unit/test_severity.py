@@ -13,12 +13,14 @@ import pytest
 from lensruns import STEP, write_lens_runs
 
 from kvlens import tasks
+from kvlens.api.verdict import read_verdict
 from kvlens.app.compare.groups import trial
 from kvlens.cli.main import app
 from kvlens.cli.run import refuse_unsound
 from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, failed_checks, outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
+from kvlens.studies.figures import figures_of
 from kvlens.tasks.base import Unscored
 
 
@@ -143,6 +145,27 @@ def test_exports_say_it_in_the_columns_that_the_documentation_defines(
         assert {name: row[name] for name in wanted} == wanted | {"outcome_kinds": ["right", "diverged"]}
     documented = (Path(__file__).parents[2] / "docs" / "trace-schema.md").read_text()
     assert all(f"| {name} | " in documented for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("output", "stopped", "cut_off"),
+    [("It is 41", "length", True), ("It is 41", "eos", False), ("It is 41", "stop", False), ("4172", "length", False)],
+)
+def test_a_wrong_answer_that_the_limit_ended_is_cut_off(
+    lost: tuple[Path, str], output: str, stopped: str, cut_off: bool
+) -> None:
+    how = judged(*lost, followed(2.0), answer="4172", output_text=output, stopped=stopped)
+    assert how.cut_off == cut_off
+    with TraceReader.open(*lost) as reader:
+        assert ("cut_off" in outcome(reader).kinds) == cut_off
+        assert figures_of(reader)["cut_off"] == cut_off
+        assert read_verdict(reader).cut_off == cut_off
+
+
+def test_without_a_known_answer_nothing_is_cut_off(lost: tuple[Path, str]) -> None:
+    assert not judged(*lost, [], answer=None, output_text="It is 41", stopped="length").cut_off
+    with TraceReader.open(*lost) as reader:
+        assert "cut_off" not in figures_of(reader)
 
 
 def test_a_run_that_was_fed_its_tokens_is_not_judged(lost: tuple[Path, str]) -> None:

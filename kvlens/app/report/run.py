@@ -11,8 +11,9 @@ from kvlens.app.report.strip import strip
 from kvlens.app.report.trial_section import describe_trials
 from kvlens.app.report.whatif import whatif
 from kvlens.budget import NO_LIMIT
+from kvlens.lens.answers import full_right
 from kvlens.lens.output import output_text
-from kvlens.lens.severity import full_right, severity, unmissed_words
+from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import RunMeta
 from kvlens.methods.naming import installed_entry, run_name

@@ -21,9 +21,9 @@ from kvlens.app.ui.replay.leastsearches import offer_searches, packs_numbers
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.app.ui.replay.triable import refusal
 from kvlens.app.ui.replay.trial_outcome import at_the_button, shown_of
+from kvlens.lens.answers import right
 from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.pieces import Piece
-from kvlens.lens.severity import right
 from kvlens.lens.tries import Try
 from kvlens.lens.verdict import Verdict
 

@@ -31,6 +31,7 @@ _COLUMNS = {
     "n": "n",
     "right": "right",
     "interval": "95 % interval",
+    "cut_off": "wrong, cut off",
     "same_output": "same output as full KV",
     "kl_mean_nats": "mean KL (nats)",
     "compared_steps": "steps compared",
@@ -42,7 +43,7 @@ _COLUMNS = {
     "failed": "failed",
 }
 _FORMATS = {
-    **dict.fromkeys(("right", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
+    **dict.fromkeys(("right", "cut_off", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
     "kl_mean_nats": "%.4f",
     "compared_steps": "%.1f",
     "moved_bytes_per_step": "compact",
@@ -114,6 +115,8 @@ def _matrix(results: Results, group: str | None) -> None:
     ]
     shown = frame.assign(interval=interval or "")
     names = [name for name in _COLUMNS if name in shown and shown[name].notna().any() and shown[name].ne("").any()]
+    if "cut_off" in names and not shown["cut_off"].gt(0).any():
+        names.remove("cut_off")
     st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
     st.caption(
         "An arm is one configuration: method, parameters, budget, place of the question, seed. n: prompts whose answer "
