@@ -14,7 +14,8 @@ from uiruns import Visit
 
 from kvlens.app import gallery
 from kvlens.app.ui.replay.tour import marks
-from kvlens.lens.severity import severity
+from kvlens.lens.outcomelabel import outcome_label
+from kvlens.lens.severity import outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.methods.naming import run_name
 from kvlens.player import payload
@@ -147,9 +148,12 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
     gallery.bring(loss, tmp_path)
     app = visit(tmp_path)
     (row,) = app.dataframe[0].value.to_dict("records")
+    with TraceReader.open(tmp_path, loss.uid) as reader:
+        came = outcome(reader)
+    assert {"wrong", "lost"} <= set(came.kinds)
     assert (row["run"], row["outcome"], row["expected"], row["what it is"]) == (
         loss.uid,
-        "Lost, wrong answer, cut off",
+        outcome_label(came.words, came.kinds),
         loss.expected,
         "against full KV; 1 more",
     )
