@@ -89,14 +89,15 @@ class Costs:
         """Return (CPU, wall) seconds of placing and of a step, and as `beside` what FIRST steps take more than so many
         steps: a recorded run writes the rows of its prompt beside them. A step's seconds are those of a run of FIRST +
         steps less those of a run of FIRST, by step. Raises BudgetInfeasible or ValueError."""
-        short, long = (self._run(arm, prompt, read, steps) for steps in (FIRST, FIRST + self.steps))
+        short, long = (self.run_steps(arm, prompt, read, steps) for steps in (FIRST, FIRST + self.steps))
         step = tuple((b - a) / self.steps for a, b in zip(short["decode"], long["decode"], strict=True))
         beside = tuple(max(0.0, a - FIRST * each) for a, each in zip(short["decode"], step, strict=True))
         place = min(short["place"], long["place"])
         return {"place": place, "step": (step[0], step[1]), "beside": (beside[0], beside[1])}
 
-    def _run(self, arm: Arm, prompt: Prompt, read: ReadPrompt, steps: int) -> dict[str, tuple[float, float]]:
-        """Return (CPU, wall) seconds of placing and of decoding so many steps."""
+    def run_steps(self, arm: Arm, prompt: Prompt, read: ReadPrompt, steps: int) -> dict[str, tuple[float, float]]:
+        """Return (CPU, wall) seconds of placing and of decoding so many steps. Raises BudgetInfeasible or
+        ValueError."""
         method = methods.get(arm.method)
         row = header(Trial(TASK, len(prompt.ids), 0.5, SEED, 0, arm.method, BUDGET), self.loaded.name)
         limited = arm.method != methods.REFERENCE and row["rule"] == "resident bytes"
