@@ -49,7 +49,7 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     if is_held(folder) and not _gets_effects(folder):
         raise RunBusy(f"Run {uid} is still being written; wait until it ends, its progress is in run.json.")
     if not ordinary(path):
-        raise unmade(uid) if not path.is_symlink() else linked(uid)
+        raise linked(uid) if path.is_symlink() else _absent(folder)
     try:
         con = guarded(path, read_only=True)
     except duckdb.Error as error:
@@ -64,6 +64,19 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
             raise unreadable(uid, error) from error
         raise
     return con
+
+
+def _absent(folder: Path) -> TraceError:
+    """Of a run without the file of its trace."""
+    try:
+        status = str(read_info(folder)["status"])
+    except UnreadableRun:
+        status = ""
+    if status not in ("completed", "cancelled"):
+        return unmade(folder.name)
+    return UnreadableRun(
+        f"Run {folder.name} is {status}, and its trace is gone; put trace.duckdb back from a copy, or run it again."
+    )
 
 
 def _gets_effects(folder: Path) -> bool:

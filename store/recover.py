@@ -17,6 +17,7 @@ from kvlens.store.attach import check_tables, linked, read_meta, stored_steps, u
 from kvlens.store.errors import RunBusy, TraceError, UnreadableRun, sentence
 from kvlens.store.guarded import guarded
 from kvlens.store.outcomefacts import facts_entry
+from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import Lease, freeze, read_info, run_dir, write_info
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
@@ -39,11 +40,15 @@ def recover(runs_dir: Path, uid: str) -> Recovered:
 
     The run keeps saying that it was interrupted (or that it failed); run.json also says that it was recovered, and what
     was lost. The file is looked at behind the reader's walls first: one that kvlens did not write, or a later kvlens,
-    is refused as it is. Nothing is deleted, and a recovery that fails or is killed can be tried again."""
+    is refused as it is. Nothing is deleted, and a recovery that fails or is killed can be tried again.
+
+    Raises TraceError: nothing_to_recover for a run that came to its end and whose trace opens."""
     folder = run_dir(Path(runs_dir), uid)
+    if _is_whole(_info(folder)):
+        TraceReader.open(folder.parent, uid).close()  # says what is wrong with a trace that was changed since
     with Lease(folder):
         info = _info(folder)
-        if info.get("recovered") or info["status"] in _ENDED:
+        if _is_whole(info):
             raise TraceError(
                 f"Run {uid} is {info['status']} and whole; there is nothing to recover.",
                 code="nothing_to_recover",
@@ -96,6 +101,11 @@ def recover(runs_dir: Path, uid: str) -> Recovered:
             ) from problem
         freeze(folder)
     return Recovered(steps, lost)
+
+
+def _is_whole(info: dict[str, Any]) -> bool:
+    """Return True if the run came to its end, or was recovered."""
+    return bool(info.get("recovered")) or info["status"] in _ENDED
 
 
 def _looked_at(trace: Path, uid: str) -> tuple[int | None, int]:

@@ -238,3 +238,19 @@ def test_listed_steps_are_stored_steps(tmp_path: Path) -> None:
     assert (info["steps"], info["progress"]["step"]) == (8, 11)
     writer.finish("completed", None, [], {})
     assert list_runs(tmp_path).iloc[0]["steps"] == 11
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_an_ended_run_whose_trace_was_damaged_since_is_not_called_whole(tmp_path: Path, damage: str) -> None:
+    trace = foreign(tmp_path, "UPDATE run_state SET status = 'completed'", status="completed")
+    if damage == "cut":
+        with trace.open("r+b") as file:
+            file.truncate(trace.stat().st_size // 2)
+    else:
+        trace.unlink()
+    with pytest.raises(UnreadableRun) as caught:
+        recover(tmp_path, UID)
+    assert caught.value.code == "run_unreadable"
+    with pytest.raises(UnreadableRun) as caught:
+        TraceReader.open(tmp_path, UID)
+    assert caught.value.code == "run_unreadable"
