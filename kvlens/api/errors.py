@@ -51,9 +51,9 @@ class Interrupted(KeyboardInterrupt):
         self.values = {"uid": uid}
 
 
-def unknown_name(code: str, kind: str, name: str, names: list[str]) -> RequestError:
+def unknown_name(code: str, kind: str, name: object, names: list[str]) -> RequestError:
     """Return the error for a name that does not exist, with the names that are close to it."""
-    close = get_close_matches(name, names, 3, 0.5)
+    close = get_close_matches(str(name), names, 3, 0.5)
     hint = f"the nearest is {' or '.join(close)}" if close else f"there are {', '.join(names) or 'none'}"
     return RequestError(code, f"{kind} '{name}' is not known: {hint}.", name=name, close=close, known=names)
 
