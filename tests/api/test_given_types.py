@@ -83,6 +83,17 @@ def test_a_range_ends_behind_its_beginning() -> None:
     assert pieces_of(None, None, None, (), (20, 20))[0].tokens == (20, 21)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"triples": 3}, {"triples": [(0, 0)]}, {"triples": ["abc"]}, {"triples": [(0, 0.5, 1)]}, {"tokens": (3,)}]
+    + [{"tokens": (3, 4.5)}, {"tokens": 3}, {"tokens": (0, float("nan"))}],
+)
+def test_triples_and_ranges_are_whole_numbers(changes: dict[str, Any]) -> None:
+    arguments = {"span": None, "layer": None, "kv_head": None, "triples": (), "tokens": None} | changes
+    assert refused(lambda: pieces_of(**arguments)) == "bad_value"
+    assert pieces_of(None, None, None, {(1, 0, 2)}, None)[0].span == 2  # type: ignore[arg-type]
+
+
 def test_a_verdict_tells_a_token_that_is_back_from_an_answer() -> None:
     sentences = [
         str(kvlens.Verdict("kept", False, restored=restored, of_token=of_token))

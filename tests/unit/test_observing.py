@@ -520,6 +520,9 @@ def test_refusals(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path)
     with pytest.raises(kvlens.RequestError) as refusal:
         kvlens.observe(model, tokenizer, repeat=seen.run, hold=[(0, 0, 99)])
     assert refusal.value.code == "unknown_span"
+    with pytest.raises(kvlens.RequestError) as refusal:
+        kvlens.observe(model, tokenizer, repeat=seen.run, hold=[(9, 0, 1)])
+    assert (refusal.value.code, refusal.value.values["most"]) == ("bad_value", 2)
 
 
 def test_an_error_in_the_block_keeps_what_was_seen(
