@@ -13,6 +13,7 @@ from kvlens.api.models import source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
 from kvlens.methods.base import Method
+from kvlens.runs.folder import listed_folder
 from kvlens.runs.request import DEFAULT_SHARE
 
 if TYPE_CHECKING:
@@ -101,11 +102,12 @@ def study(
 
 
 def studies(*, runs: str | Path | None = None) -> pd.DataFrame:
-    """Return the stored studies, newest first: id, created, name, model, methods, prompts, ended, planned, running."""
+    """Return the stored studies, newest first: id, created, name, model, methods, prompts, ended, planned, running.
+    Raises RequestError `folder_missing` for a folder that is named and does not exist."""
     import pandas as pd
 
     from kvlens.studies.catalogue import StudyRow, studies_in
 
     with translated():
-        rows = [vars(row) for row in studies_in(folder_of(runs))]
+        rows = [vars(row) for row in studies_in(listed_folder(runs))]
     return pd.DataFrame(rows, columns=list(StudyRow.__dataclass_fields__))

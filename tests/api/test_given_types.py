@@ -85,8 +85,16 @@ def test_a_range_ends_behind_its_beginning() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"triples": 3}, {"triples": [(0, 0)]}, {"triples": ["abc"]}, {"triples": [(0, 0.5, 1)]}, {"tokens": (3,)}]
-    + [{"tokens": (3, 4.5)}, {"tokens": 3}, {"tokens": (0, float("nan"))}],
+    [
+        {"triples": 3},
+        {"triples": [(0, 0)]},
+        {"triples": ["abc"]},
+        {"triples": [(0, 0.5, 1)]},
+        {"tokens": (3,)},
+        {"tokens": (3, 4.5)},
+        {"tokens": (0, float("nan"))},
+        {"tokens": 3},
+    ],
 )
 def test_triples_and_ranges_are_whole_numbers(changes: dict[str, Any]) -> None:
     arguments = {"span": None, "layer": None, "kv_head": None, "triples": (), "tokens": None} | changes
