@@ -15,6 +15,7 @@ from kvlens.api.errors import Interrupted, RequestError, translated
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
+from kvlens.budget import in_words, phrase
 from kvlens.methods.base import Method
 from kvlens.methods.naming import titled
 from kvlens.runs.request import DEFAULT_SHARE
@@ -72,7 +73,7 @@ class Race(Sequence[Run]):
 
     def __repr__(self) -> str:
         names = ", ".join(map(_name, self.info.lanes))
-        return f"<kvlens.Race {self.id}: {names} at {self.info.budget}>"
+        return f"<kvlens.Race {self.id}: {names} with {phrase(in_words(self.info.budget))}>"
 
     def _repr_html_(self) -> str:
         """A small table, as notebooks show it."""

@@ -230,6 +230,8 @@ class Run(RecordedRun):
         )
 
     def __repr__(self) -> str:
+        from kvlens.lens.knob import held_to
+
         meta = self.meta
-        budget = "" if meta.observed is not None else f" at {meta.budget}"
-        return f"<kvlens.Run {self.uid}: {code_name(meta)}{budget} on {meta.model}, {self.status}>"
+        limit = "" if meta.observed is not None else f" with {held_to(meta)}"
+        return f"<kvlens.Run {self.uid}: {code_name(meta)}{limit} on {meta.model}, {self.status}>"
