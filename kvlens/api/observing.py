@@ -48,7 +48,7 @@ class observe:  # noqa: N801 - used as a function
 
     Raises:
         RequestError: `attention_without_weights`, `already_observed`, `layers_without_attention`, `not_a_text`,
-            `no_tokenizer`; when the block ends `nothing_observed`, `bad_prompt`; inside it `no_such_row`,
+            `no_tokenizer`, `bad_value`; when the block ends `nothing_observed`, `bad_prompt`; inside it `no_such_row`,
             `padding_right`, `beams`.
 
     >>> with kvlens.observe(model, tokenizer, answer="48213") as seen:  # doctest: +SKIP

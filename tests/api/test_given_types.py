@@ -74,8 +74,16 @@ def test_a_setting_that_no_run_can_have(changes: dict[str, Any], tmp_path: Path)
 def test_observe_checks_what_it_is_given_before_the_block(tiny: Any) -> None:
     tokenizer = SimpleNamespace(decode=str)
     assert refused(lambda: kvlens.observe(tiny, tokenizer, answer=4880)) == "not_a_text"  # type: ignore[arg-type]
-    assert refused(lambda: kvlens.observe(tiny, tokenizer, oracle="every=0")) == "bad_request"
+    assert refused(lambda: kvlens.observe(tiny, tokenizer, oracle="every=0")) == "bad_value"
     assert refused(lambda: kvlens.observe(tiny, None)) == "no_tokenizer"
+
+
+@pytest.mark.parametrize("oracle", ["every=0", "layers=99", "often", 5])
+def test_every_bad_oracle_has_one_code(oracle: Any, tmp_path: Path) -> None:
+    with pytest.raises(kvlens.RequestError) as error:
+        kvlens.run(TEXT, "full", model="demo", runs=tmp_path, oracle=oracle, progress=False)
+    assert (error.value.code, error.value.values) == ("bad_value", {"name": "oracle", "value": oracle})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_range_ends_behind_its_beginning() -> None:
