@@ -11,6 +11,8 @@ import pytest
 import kvlens
 from kvlens.api.asking import listed
 from kvlens.api.pieces import pieces_of
+from kvlens.methods.run_inputs import torch_seed
+from kvlens.runs.request import MOST_SEED, MOST_THREADS
 
 TEXT = "The sun rises in the east. " * 20
 
@@ -66,7 +68,35 @@ def test_a_keyword_of_another_type_is_refused(changes: dict[str, Any], tmp_path:
     assert refused(lambda: kvlens.run(TEXT, "full", model="demo", runs=tmp_path, **changes)) == "not_a_text"
 
 
-@pytest.mark.parametrize("changes", [{"stop": ("",)}, {"temperature": float("inf")}])
+@pytest.mark.parametrize("method", ["keyformer", "compactor", "random"])
+@pytest.mark.parametrize("seed", [MOST_SEED, -MOST_SEED])
+def test_methods_draw_with_every_seed_of_a_request(method: str, seed: int, tmp_path: Path) -> None:
+    run = kvlens.run(TEXT, method, "50%", model="demo", runs=tmp_path, seed=seed, max_new=2, progress=False)
+    assert (run.status, run.meta.seed) == ("completed", seed)
+
+
+def test_small_seeds_are_drawn_with_as_they_are() -> None:
+    assert [torch_seed(number) for number in (7, -7, 1 << 63)] == [7, -7, 1 << 63]
+    assert {0 <= torch_seed(number) < 1 << 63 for number in (1 << 64, -(1 << 70) - 5)} == {True}
+
+
+@pytest.mark.parametrize("seeds", [[MOST_SEED + 1], "x"])
+def test_a_study_of_a_seed_that_no_run_can_have(seeds: Any, tmp_path: Path) -> None:
+    prompts = "needle@length=300@prompts=1"
+    assert refused(lambda: kvlens.study(prompts, "full", seeds=seeds, model="demo", runs=tmp_path)) == "bad_value"
+    assert not kvlens.studies(runs=tmp_path).size
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop": ("",)},
+        {"temperature": float("inf")},
+        {"seed": MOST_SEED + 1},
+        {"seed": -(1 << 70)},
+        {"threads": MOST_THREADS + 1},
+    ],
+)
 def test_a_setting_that_no_run_can_have(changes: dict[str, Any], tmp_path: Path) -> None:
     assert refused(lambda: kvlens.run(TEXT, "full", model="demo", runs=tmp_path, **changes)) == "bad_value"
 
