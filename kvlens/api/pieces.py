@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvlens.api.errors import RequestError
+from kvlens.api.keywordtypes import refused_type
 from kvlens.lens.pieces import Piece
 
 Triple = tuple[int, int, int]
@@ -27,7 +28,7 @@ def pieces_of(
     if span is not None:
         pieces.append(Piece(span, None, layer, kv_head))
     if tokens is not None:
-        tokens = _numbers("tokens", tokens, "(first, last)", 2)
+        tokens = _numbers("tokens", tokens, "(first, last) in whole numbers", 2)
         if tokens[1] < tokens[0]:
             raise RequestError("bad_range", f"tokens= takes (first, last), and {tokens[0]} is behind {tokens[1]}.")
         pieces.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
@@ -39,9 +40,9 @@ def pieces_of(
 
 def take_triples(triples: Iterable[Triple], name: str = "triples") -> list[Triple]:
     """Return (layer, KV head, span) triples as int. Raises RequestError `bad_value` for what is no list of triples."""
-    form = "a list of (layer, KV head, span)"
+    form = "a list of (layer, KV head, span) in whole numbers"
     if not isinstance(triples, Iterable):
-        raise _unlike(name, triples, form)
+        raise refused_type(name, triples, form)
     return [_numbers(name, triple, form, 3) for triple in triples]
 
 
@@ -50,11 +51,7 @@ def _numbers(name: str, value: Any, form: str, count: int) -> Any:
     try:
         numbers = tuple(int(number) for number in value)
     except (TypeError, ValueError):
-        raise _unlike(name, value, form) from None
+        raise refused_type(name, value, form) from None
     if len(numbers) != count or numbers != tuple(value):
-        raise _unlike(name, value, form)
+        raise refused_type(name, value, form)
     return numbers
-
-
-def _unlike(name: str, value: Any, form: str) -> RequestError:
-    return RequestError("bad_value", f"{name}= takes {form} in whole numbers, not {value!r}.", name=name, value=value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvlens.api.errors import RequestError
+from kvlens.api.keywordtypes import check_mappings
 from kvlens.text.messages import Conversation, conversation, read_conversation
 from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting
 from kvlens.text.segments import find_segments
@@ -31,6 +32,7 @@ def prompt_of(
     parsed = _read(text)
     prompt = parsed.prompt if ask is None else asking(parsed.prompt, ask)
     prompt = expecting(prompt, answer, needle)
+    check_mappings("names to a marker or (start, end)", segments=segments)
     if segments:
         prompt = replace(prompt, segments=find_segments(list(segments.items()), prompt.text))
     return Conversation(prompt, parsed.system, parsed.turns)

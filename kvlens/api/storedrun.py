@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.api.asking import BudgetLike, budget_text, one_budget, parameters_of
 from kvlens.api.carrying import carrying, check_end
 from kvlens.api.errors import RequestError, translated
+from kvlens.api.keywordtypes import check_numbers
 from kvlens.api.models import Given, Named
 from kvlens.api.pieces import Triple, pieces_of
 from kvlens.api.recorded import RecordedRun
@@ -132,12 +133,14 @@ class Run(RecordedRun):
     def fewest_bytes(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""
+        check_numbers("a whole number from 1 on", most=most)
         return self._repeat(progress, fewest=most)
 
     def fewest_bits(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the keys or values of KV heads of a quantised run whose better storage restores the answer with
         the fewest extra bits, and return the run that stores them so. Its `whatif.search` has `finer`, the sides found,
         and `side_effects`, what the codes of each side cost. most: sets to try."""
+        check_numbers("a whole number from 1 on", most=most)
         return self._repeat(progress, bits=most)
 
     def tips(
@@ -162,6 +165,7 @@ class Run(RecordedRun):
         """
         from kvlens.lens.tips import tips
 
+        check_numbers("a number", low=low, high=high, resolution=resolution, most=most)
         shown = self._progress if progress is None else progress
         with carrying(self._models, shown) as job:
             bars, ends = job.progress, (parameter, low, high, resolution, most)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, listed, method_name, request_fields
 from kvlens.api.errors import translated
+from kvlens.api.keywordtypes import check_mappings, check_numbers
 from kvlens.api.models import source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
@@ -77,6 +78,9 @@ def study(
     from kvlens.workers.lanes import Crew
 
     with translated():
+        check_numbers("a whole number from 1 on", workers=workers, batch=batch)
+        check_mappings("methods to a preset", presets=presets)
+        check_mappings("names to a marker or (start, end)", segments=segments)
         crew = Crew(workers, ray, batch)
         models, fields = source_of(model, tokenizer, device, dtype)
         plan = StudyPlan(

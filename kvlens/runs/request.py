@@ -12,6 +12,7 @@ from kvlens import methods
 from kvlens.holds import Drop, Hold
 from kvlens.models.find import DEMO, SMOLLM2, default_model
 from kvlens.recording import sampling
+from kvlens.store.schema import TRACE_LEVELS
 from kvlens.text.chat import CHOICES
 from kvlens.text.prompts import QUESTIONS
 
@@ -103,6 +104,13 @@ class RunRequest(BaseModel):
     @classmethod
     def _known_sampling(cls, text: str) -> str:
         sampling.check(text)
+        return text
+
+    @field_validator("trace_level")
+    @classmethod
+    def _known_level(cls, text: str) -> str:
+        if text not in TRACE_LEVELS:
+            raise ValueError(f"--trace-level takes {', '.join(TRACE_LEVELS)}")
         return text
 
     @field_validator("chat")
