@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,14 +174,19 @@ class Run(RecordedRun):
 
     def ledger(self, *, again: bool = False, progress: bool | None = None) -> LossLedger:
         """Split the lead that the run lost into causes that add up, by repeats of the run in memory; the ledger is kept
-        beside the run. again: measure anew what is kept. Raise for a run that lost nothing."""
+        beside the run, and where that fails, a UserWarning says why. again: measure anew what is kept. Raise for a run
+        that lost nothing."""
         from kvlens.ledger.ofrun import measure_ledger
         from kvlens.ledger.storage import stored_ledger
 
         pair = None if again else stored_ledger(self.folder, self.uid)
         if pair is None:
+            unstored: list[str] = []
             with carrying(self._models, self._progress if progress is None else progress) as job:
-                pair = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
+                context = job.progress.report, job.cancelled, self._models
+                pair = measure_ledger(self.folder, self.uid, *context, say=unstored.append)
+            for sentence in unstored:
+                warnings.warn(sentence, stacklevel=2)
         return pair[0]
 
     def _ranges(self, segment: str | None) -> tuple[tuple[int, int], ...]:
