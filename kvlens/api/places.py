@@ -54,7 +54,8 @@ def _take_number(name: str, value: Any, least: int, most: int) -> Place:
     most]."""
     if value is None:
         return None
-    if isinstance(value, Real) and not isinstance(value, bool) and least <= value <= most and value == int(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and least <= value <= most and value == int(value):
         return int(value)
     raise _absent(name, value, least, most)
 

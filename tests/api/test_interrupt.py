@@ -48,10 +48,17 @@ def test_a_run_without_a_step_cannot_be_repeated(tmp_path: Path, monkeypatch: py
         press_at(patch, "decode", 0)
         with pytest.raises(kvlens.Interrupted) as error:
             kvlens.run(kvlens.sample("demo"), METHOD, "60%", against_full=False, **settings)
-    stored = kvlens.open(error.value.values["uid"], runs=tmp_path)
+    stored = kvlens.open(str(error.value.values["uid"]), runs=tmp_path)
     assert stored.reader.n_steps == 0
-    repeats = [lambda: stored.hold(span=1), lambda: stored.drop(span=1), lambda: stored.at("90%"), stored.fewest_bytes]
-    for repeat in (*repeats, stored.tips, stored.ledger):
+    repeats: list[Callable[[], Any]] = [
+        lambda: stored.hold(span=1),
+        lambda: stored.drop(span=1),
+        lambda: stored.at("90%"),
+        stored.fewest_bytes,
+        stored.tips,
+        stored.ledger,
+    ]
+    for repeat in repeats:
         with pytest.raises(kvlens.RunError) as refusal:
             repeat()
         assert (refusal.value.code, refusal.value.values["detail"]) == ("cannot_repeat", "no_steps")

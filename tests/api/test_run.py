@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +15,6 @@ from kvlens.api.columns import TABLES
 from kvlens.api.verdict import Verdict
 from kvlens.budget import NO_LIMIT
 from kvlens.cli.main import main
-from kvlens.ledger.storage import FILE
 from kvlens.store.reader import TraceReader
 
 
@@ -236,19 +233,3 @@ def test_tables_of_all_completed_runs_name_the_run_of_a_row(lost: kvlens.Run) ->
     with pytest.raises(kvlens.RequestError) as refused:
         kvlens.table("weights")
     assert refused.value.code == "unknown_table"
-
-
-def test_a_ledger_that_cannot_be_stored_is_returned(lost: kvlens.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("kvlens.ledger.storage.replace_plain", refuse)
-        with pytest.warns(UserWarning, match=lost.uid):
-            ledger = lost.ledger(progress=False)
-    assert not (lost.folder / lost.uid / FILE).exists()
-    assert ledger.lost > 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert lost.ledger(progress=False).lost == pytest.approx(ledger.lost)
-    assert (lost.folder / lost.uid / FILE).exists()
