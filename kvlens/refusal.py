@@ -25,3 +25,9 @@ class Coded(Exception):
 
 class Refusal(Coded, ValueError):
     """Something that was asked for and cannot be done."""
+
+
+class BadValue(Refusal):
+    """A setting outside its range; values name the setting and the value."""
+
+    code = "bad_value"

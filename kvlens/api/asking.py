@@ -9,8 +9,10 @@ from typing import Any, TypedDict, Unpack, cast
 
 from kvlens import methods
 from kvlens.api.errors import RequestError, unknown_name
+from kvlens.api.keywordtypes import check_numbers, refused_type
 from kvlens.api.prompts import PromptLike, prompt_of
 from kvlens.methods.base import Method
+from kvlens.methods.naming import installed
 from kvlens.runs.request import RunRequest
 from kvlens.text.carried import parse_turns
 from kvlens.text.messages import Conversation
@@ -94,16 +96,21 @@ def request_fields(settings: Settings) -> dict[str, Any]:
 
 
 def budget_text(budget: BudgetLike) -> str | None:
-    """Return the budget as `kvlens run --budget` takes it; a number is a share of full KV."""
+    """Return the budget as `kvlens run --budget` takes it; a number is a share of full KV. Raises RequestError
+    `bad_value` for what is neither a text nor a number."""
+    if not isinstance(budget, str):
+        check_numbers('a share (0.2 or "20%"), tokens ("512tok") or bytes ("64MB")', budget=budget)
     return None if budget is None else str(budget)
 
 
 def one_budget(budget: BudgetLike, tokens: int | None, size: int | None) -> BudgetLike:
-    """Return the budget that was given of the three ways to give it. Raises RequestError `budget_twice` for two."""
+    """Return the budget that was given of the three ways to give it. Raises RequestError `budget_twice` for two,
+    `bad_value` for tokens or bytes that are no number."""
     budgets = {"budget": budget, "budget_tokens": tokens, "budget_bytes": size}
     named = {name: value for name, value in budgets.items() if value is not None}
     if len(named) > 1:
         raise RequestError("budget_twice", f"{' and '.join(named)} each set the budget: pass one of them.", **named)
+    check_numbers("a number above 0", budget_tokens=tokens, budget_bytes=size)
     if tokens is not None:
         return f"{tokens}tok"
     return f"{size}B" if size is not None else budget
@@ -132,9 +139,15 @@ def listed(items: Any) -> list[Any]:
 
 
 def method_name(method: str | type[Method]) -> str:
-    """Return the name of a method; a class is registered in this process first."""
+    """Return the name of a method; a class that is not installed is registered in this process first. Raises
+    RequestError `bad_value` for what is neither a name nor a class, Refusal `no_method` for a class that is none."""
     if isinstance(method, str):
         return method
+    if not isinstance(method, type):
+        raise refused_type("method", method, "the name of a method or its class")
+    name = getattr(method, "name", None)
+    if isinstance(name, str) and installed(name) is method:
+        return name
     methods.register(method)
     return method.name
 

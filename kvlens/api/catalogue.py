@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.api.asking import folder_of
 from kvlens.api.columns import described
 from kvlens.api.errors import RequestError, translated, unknown_name
+from kvlens.runs.folder import listed_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +66,9 @@ def runs(
         outcome: right, wrong, lost, diverged, kept or unknown.
         method, model, tag: runs with this one alone.
         runs: folder; None: $KVLENS_RUNS, else ./runs.
+
+    Raises:
+        RequestError: `unknown_outcome`; `folder_missing` for a folder that is named and does not exist.
     """
     from kvlens.lens.listing import Search
     from kvlens.lens.runlist import search_runs
@@ -74,7 +77,7 @@ def runs(
     if outcome is not None and outcome not in KINDS:
         raise unknown_name("unknown_outcome", "the outcome", outcome, list(KINDS))
     with translated():
-        frame = search_runs(folder_of(runs), Search(text, method, model, outcome, tag))
+        frame = search_runs(listed_folder(runs), Search(text, method, model, outcome, tag))
     return described(frame.drop(columns=["about_error"]).reset_index(drop=True), "runs")
 
 
@@ -92,8 +95,8 @@ def table(name: str, uids: Sequence[str] | None = None, *, runs: str | Path | No
 
     if name not in TABLES:
         raise unknown_name("unknown_table", "the table", name, list(TABLES))
-    folder = folder_of(runs)
     with translated():
+        folder = listed_folder(runs)
         return table_of_runs(_completed(folder, uids), folder, name)
 
 
@@ -108,15 +111,13 @@ def retrieval_heads(uids: Sequence[str] | None = None, *, runs: str | Path | Non
     from kvlens.lens.spanreaders import retrieval_heads
     from kvlens.store.reader import TraceReader
 
-    folder = folder_of(runs)
-
-    def readers() -> Iterator[TraceReader]:
+    def readers(folder: Path) -> Iterator[TraceReader]:
         for uid in _completed(folder, uids):
             with TraceReader.open(folder, uid) as reader:
                 yield reader
 
     with translated():
-        stability = retrieval_heads(readers())
+        stability = retrieval_heads(readers(listed_folder(runs)))
     frame = described(stability.frame, "retrieval_heads")
     frame.attrs |= {"correlation": stability.correlation, "runs": list(stability.runs)}
     return frame

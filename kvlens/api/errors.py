@@ -51,9 +51,9 @@ class Interrupted(KeyboardInterrupt):
         self.values = {"uid": uid}
 
 
-def unknown_name(code: str, kind: str, name: str, names: list[str]) -> RequestError:
+def unknown_name(code: str, kind: str, name: object, names: list[str]) -> RequestError:
     """Return the error for a name that does not exist, with the names that are close to it."""
-    close = get_close_matches(name, names, 3, 0.5)
+    close = get_close_matches(str(name), names, 3, 0.5)
     hint = f"the nearest is {' or '.join(close)}" if close else f"there are {', '.join(names) or 'none'}"
     return RequestError(code, f"{kind} '{name}' is not known: {hint}.", name=name, close=close, known=names)
 
@@ -86,6 +86,7 @@ def _translate(error: Exception) -> KvlensError | None:
     from kvlens.shortage import Shortage
     from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
     from kvlens.text.chat import BadTemplate
+    from kvlens.text.fieldrules import fault_sentence, name_of
     from kvlens.text.prompts import BadPrompt
 
     if isinstance(error, BudgetInfeasible):
@@ -93,12 +94,9 @@ def _translate(error: Exception) -> KvlensError | None:
     if isinstance(error, CannotObserve):
         return RequestError(error.code, str(error), **error.values)
     if isinstance(error, ValidationError):
-        problem = error.errors()[0]
-        name = ".".join(map(str, problem["loc"])) or "request"
-        sentence = (
-            f"{name}={problem['input']!r} is not possible: {problem['msg'].removeprefix('Value error, ').rstrip('.')}."
-        )
-        return RequestError("bad_value", in_python(sentence), name=name, value=problem["input"])
+        fault = error.errors()[0]
+        sentence, name = in_python(fault_sentence(error)), name_of(fault) or "request"
+        return RequestError("bad_value", sentence, name=name, value=fault["input"])
     kinds: list[tuple[type[Exception], type[KvlensError], str]] = [
         (TokenizerMissing, ModelError, "tokenizer_missing"),
         (UnsupportedModel, ModelError, "unsupported_model"),

@@ -11,7 +11,8 @@ from kvlens.api.asking import folder_of
 from kvlens.api.carrying import carrying
 from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given
-from kvlens.api.pieces import Triple
+from kvlens.api.pieces import Triple, take_triples
+from kvlens.api.places import take_places
 from kvlens.api.prompts import refuse_no_text
 from kvlens.api.storedrun import Run
 from kvlens.observing.options import DEFAULTS, Options
@@ -47,7 +48,7 @@ class observe:  # noqa: N801 - used as a function
 
     Raises:
         RequestError: `attention_without_weights`, `already_observed`, `layers_without_attention`, `not_a_text`,
-            `no_tokenizer`; when the block ends `nothing_observed`, `bad_prompt`; inside it `no_such_row`,
+            `no_tokenizer`, `bad_value`; when the block ends `nothing_observed`, `bad_prompt`; inside it `no_such_row`,
             `padding_right`, `beams`.
 
     >>> with kvlens.observe(model, tokenizer, answer="48213") as seen:  # doctest: +SKIP
@@ -138,8 +139,11 @@ def _ranges(
         return (), ()
     if repeat is None or repeat.meta.observed is None:
         raise RequestError("repeat_missing", "hold= and drop= name spans of an observed run: pass it as repeat=.")
+    hold, drop = take_triples(hold, "hold"), take_triples(drop, "drop")
+    for layer, head, _ in (*hold, *drop):
+        take_places(repeat.reader, None, layer, head)
     spans = {row.span: row for row in repeat.reader.span_rows() if row.tok_end > row.tok_start}
-    unknown = [triple for triple in (*hold, *drop) if int(triple[2]) not in spans]
+    unknown = [triple for triple in (*hold, *drop) if triple[2] not in spans]
     if unknown:
         raise RequestError(
             "unknown_span", f"run {repeat.uid} has no span {unknown[0][2]} of the prompt.", triples=unknown
@@ -148,7 +152,7 @@ def _ranges(
     def ranges(kind: Any, triples: Sequence[Triple]) -> Any:
         heads: dict[int, set[tuple[int, int]]] = {}
         for layer, head, span in triples:
-            heads.setdefault(int(span), set()).add((int(layer), int(head)))
+            heads.setdefault(span, set()).add((layer, head))
         return tuple(
             kind(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(chosen)), 1)
             for span, chosen in sorted(heads.items())

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvlens.api.errors import RequestError
+from kvlens.api.keywordtypes import check_mappings
 from kvlens.text.messages import Conversation, conversation, read_conversation
 from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting
 from kvlens.text.segments import find_segments
 
 PromptLike = str | Path | Prompt | PromptText | Sequence[Mapping[str, Any]]
 """what `run` and `race` take as their first argument"""
+LONGEST_PATH = 255
+"""characters of a text that may be the path of a file, at most"""
 
 
 def prompt_of(
@@ -23,12 +26,13 @@ def prompt_of(
     needle: str | None,
     segments: Mapping[str, str | tuple[int, int]] | None = None,
 ) -> Conversation:
-    """Return the checked prompt with its question, answer, needle and segments. Raises RequestError, BadPrompt or
-    BadSegment."""
+    """Return the checked prompt with its question, answer, needle and segments. Raises BadPrompt, BadSegment or
+    RequestError, also for the path of a file as a text."""
     refuse_no_text(ask=ask, answer=answer, needle=needle)
     parsed = _read(text)
     prompt = parsed.prompt if ask is None else asking(parsed.prompt, ask)
     prompt = expecting(prompt, answer, needle)
+    check_mappings("names to a marker or (start, end)", segments=segments)
     if segments:
         prompt = replace(prompt, segments=find_segments(list(segments.items()), prompt.text))
     return Conversation(prompt, parsed.system, parsed.turns)
@@ -44,6 +48,7 @@ def refuse_no_text(**texts: Any) -> None:
 
 def _read(text: PromptLike) -> Conversation:
     if isinstance(text, str):
+        _refuse_path(text)
         return Conversation(checked(PromptText(text), "the prompt"), None, ())
     if isinstance(text, Path):
         return read_conversation(text)
@@ -57,3 +62,16 @@ def _read(text: PromptLike) -> Conversation:
         "bad_prompt",
         f"a prompt cannot be a {type(text).__name__}: give a text, a pathlib.Path, a kvlens prompt or chat messages.",
     )
+
+
+def _refuse_path(text: str) -> None:
+    """Raise RequestError `bad_prompt` with the detail `path_as_text` for a text that is the path of a file."""
+    if len(text) > LONGEST_PATH or "\n" in text or "\0" in text:
+        return
+    try:
+        exists = Path(text).is_file()
+    except (OSError, ValueError):
+        return
+    if exists:
+        sentence = f"the text {text!r} is the path of a file: pass pathlib.Path({text!r}) to run the text in the file."
+        raise RequestError("bad_prompt", sentence, detail="path_as_text", path=text)

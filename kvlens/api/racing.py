@@ -12,9 +12,11 @@ from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, list
 from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
 from kvlens.api.errors import Interrupted, RequestError, translated
+from kvlens.api.keywordtypes import check_mappings
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
+from kvlens.budget import in_words, phrase
 from kvlens.methods.base import Method
 from kvlens.methods.naming import titled
 from kvlens.runs.request import DEFAULT_SHARE
@@ -72,7 +74,7 @@ class Race(Sequence[Run]):
 
     def __repr__(self) -> str:
         names = ", ".join(map(_name, self.info.lanes))
-        return f"<kvlens.Race {self.id}: {names} at {self.info.budget}>"
+        return f"<kvlens.Race {self.id}: {names} with {phrase(in_words(self.info.budget))}>"
 
     def _repr_html_(self) -> str:
         """A small table, as notebooks show it."""
@@ -120,6 +122,7 @@ def race(
     from kvlens.runs.races import Entrant, RaceRequest
 
     with translated():
+        check_mappings("methods to a preset or parameters", presets=presets, parameters=parameters)
         models, fields = source_of(model, tokenizer, device, dtype)
         shared, conversation = request_of(
             text,
@@ -140,11 +143,12 @@ def race(
                 raise RequestError(
                     "foreign_parameter", f"the race sets a preset or parameter of {name}, which is none of its methods."
                 )
+        chosen_parameters = [_nth(parameters, names, place) for place in range(len(names))]
+        for name, mapping in zip(names, chosen_parameters, strict=True):
+            check_mappings("parameters to values", **{name: mapping})
         entrants = tuple(
-            Entrant(
-                method=name, preset=_nth(presets, names, place), overrides=dict(_nth(parameters, names, place) or {})
-            )
-            for place, name in enumerate(names)
+            Entrant(method=name, preset=_nth(presets, names, place), overrides=dict(mapping or {}))
+            for place, (name, mapping) in enumerate(zip(names, chosen_parameters, strict=True))
         )
         request = RaceRequest(shared=shared, entrants=entrants)
     folder = folder_of(runs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.api.errors import translated
+from kvlens.api.places import check_kind, take_places, take_span, take_steps
 from kvlens.api.verdict import Verdict, read_verdict
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ class RecordedRun:
     # ---- what it recorded
     def heads(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
         """Return one row per layer and query head, over steps [start, stop). Columns: docs/api.md, or
-        `frame.attrs["columns"]` and `frame.attrs["units"]`."""
+        `frame.attrs["columns"]` and `frame.attrs["units"]`. Raises RequestError `bad_value` for steps that the run
+        lacks."""
         from kvlens.tables import frames
 
         with translated():
-            return frames.heads(self.reader, start, stop)
+            return frames.heads(self.reader, *take_steps(self.reader, start, stop))
 
     def steps(self) -> pd.DataFrame:
         """Return one row per decode step: its token, its loss against full KV, times and bytes."""
@@ -96,27 +98,31 @@ class RecordedRun:
     ) -> pd.DataFrame:
         """Return one row per decision of the method: how many spans or tokens it asked for, and of these how many were
         granted, refused or missed; None takes all steps, layers, KV heads or kinds. Empty in traces that recorded none
-        (`run.reader.records_decisions()`)."""
+        (`run.reader.records_decisions()`). Raises RequestError `bad_value` or `unknown_kind` for a step, layer, KV head
+        or kind that the run lacks."""
         from kvlens.tables import frames
 
         with translated():
-            return frames.decisions(self.reader, kind, step, layer, kv_head)
+            check_kind(kind)
+            return frames.decisions(self.reader, kind, *take_places(self.reader, step, layer, kv_head))
 
     def events(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Return what happened to spans: opened, recalled, evicted, refused and so on; None takes all steps, layers or
-        KV heads."""
+        KV heads. Raises RequestError `bad_value` for one that the run lacks."""
         from kvlens.tables import frames
 
         with translated():
-            return frames.events(self.reader, step, layer, kv_head)
+            return frames.events(self.reader, *take_places(self.reader, step, layer, kv_head))
 
     def readers(self, span: int | None = None) -> pd.DataFrame:
         """Return one row per layer and query head: full KV's mass and this run's on a span, mean over the sampled
-        steps; None: on the spans that hold the needle."""
+        steps; None: on the spans that hold the needle. Raises RequestError `bad_value` for a span that the run
+        lacks."""
         from kvlens.tables import frames
 
         with translated():
-            return frames.readers(self.reader, None if span is None else (span,))
+            number = take_span(self.reader, span)
+            return frames.readers(self.reader, None if number is None else (number,))
 
     def segments(self, **named: str | tuple[int, int]) -> pd.DataFrame:
         """Return one row per named part of the prompt: tokens kept and evicted, attention and effect.
@@ -152,8 +158,9 @@ class RecordedRun:
             return frames.rows(self.reader, table)
 
     def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
-        """Return the copies between device and host; None takes all steps, layers or KV heads."""
+        """Return the copies between device and host; None takes all steps, layers or KV heads. Raises RequestError
+        `bad_value` for one that the run lacks."""
         from kvlens.tables import frames
 
         with translated():
-            return frames.transfers(self.reader, step, layer, kv_head)
+            return frames.transfers(self.reader, *take_places(self.reader, step, layer, kv_head))

@@ -11,6 +11,7 @@ from kvlens import methods
 from kvlens.api.asking import BudgetLike, folder_of, method_name, one_budget, request_of, split_keywords
 from kvlens.api.carrying import carrying, check_end
 from kvlens.api.errors import translated
+from kvlens.api.keywordtypes import check_flags
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
@@ -77,6 +78,7 @@ def run(
     from kvlens.runs.conversing import answer_turns
 
     with translated():
+        check_flags(against_full=against_full, forced=forced)
         name = method_name(method)
         budget_limit = one_budget(budget, budget_tokens, budget_bytes)
         settings, parameters = split_keywords(name, keywords, inspect.signature(run).parameters)

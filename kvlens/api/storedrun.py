@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.api.asking import BudgetLike, budget_text, one_budget, parameters_of
 from kvlens.api.carrying import carrying, check_end
 from kvlens.api.errors import RequestError, translated
+from kvlens.api.keywordtypes import check_numbers
 from kvlens.api.models import Given, Named
 from kvlens.api.pieces import Triple, pieces_of
 from kvlens.api.recorded import RecordedRun
@@ -132,12 +134,14 @@ class Run(RecordedRun):
     def fewest_bytes(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""
+        check_numbers("a whole number from 1 on", most=most)
         return self._repeat(progress, fewest=most)
 
     def fewest_bits(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the keys or values of KV heads of a quantised run whose better storage restores the answer with
         the fewest extra bits, and return the run that stores them so. Its `whatif.search` has `finer`, the sides found,
         and `side_effects`, what the codes of each side cost. most: sets to try."""
+        check_numbers("a whole number from 1 on", most=most)
         return self._repeat(progress, bits=most)
 
     def tips(
@@ -162,6 +166,7 @@ class Run(RecordedRun):
         """
         from kvlens.lens.tips import tips
 
+        check_numbers("a number", low=low, high=high, resolution=resolution, most=most)
         shown = self._progress if progress is None else progress
         with carrying(self._models, shown) as job:
             bars, ends = job.progress, (parameter, low, high, resolution, most)
@@ -169,14 +174,19 @@ class Run(RecordedRun):
 
     def ledger(self, *, again: bool = False, progress: bool | None = None) -> LossLedger:
         """Split the lead that the run lost into causes that add up, by repeats of the run in memory; the ledger is kept
-        beside the run. again: measure anew what is kept. Raise for a run that lost nothing."""
+        beside the run, and where that fails, a UserWarning says why. again: measure anew what is kept. Raise for a run
+        that lost nothing."""
         from kvlens.ledger.ofrun import measure_ledger
         from kvlens.ledger.storage import stored_ledger
 
         pair = None if again else stored_ledger(self.folder, self.uid)
         if pair is None:
+            unstored: list[str] = []
             with carrying(self._models, self._progress if progress is None else progress) as job:
-                pair = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
+                context = job.progress.report, job.cancelled, self._models
+                pair = measure_ledger(self.folder, self.uid, *context, say=unstored.append)
+            for sentence in unstored:
+                warnings.warn(sentence, stacklevel=2)
         return pair[0]
 
     def _ranges(self, segment: str | None) -> tuple[tuple[int, int], ...]:
@@ -230,6 +240,8 @@ class Run(RecordedRun):
         )
 
     def __repr__(self) -> str:
+        from kvlens.lens.knob import held_to
+
         meta = self.meta
-        budget = "" if meta.observed is not None else f" at {meta.budget}"
-        return f"<kvlens.Run {self.uid}: {code_name(meta)}{budget} on {meta.model}, {self.status}>"
+        limit = "" if meta.observed is not None else f" with {held_to(meta)}"
+        return f"<kvlens.Run {self.uid}: {code_name(meta)}{limit} on {meta.model}, {self.status}>"

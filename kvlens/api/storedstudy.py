@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.api.asking import BudgetLike, budget_text
+from kvlens.api.asking import BudgetLike, budget_text, listed
 from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
 from kvlens.api.errors import Interrupted, RequestError, translated
+from kvlens.api.keywordtypes import check_mappings
 from kvlens.api.models import Given, Named
 from kvlens.api.storedrun import Run
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
@@ -166,8 +167,13 @@ class Study:
 
 
 def grids_of(values: Mapping[str, Mapping[str, Sequence[Any]]] | None) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Return values of parameters as a plan holds them."""
-    return {method: {name: tuple(each) for name, each in grid.items()} for method, grid in (values or {}).items()}
+    """Return values of parameters as a plan holds them; one value is a list of one. Raises RequestError `bad_value` for
+    what is no mapping."""
+    check_mappings("methods to a mapping of parameters to values", values=values)
+    check_mappings("parameters to values", **{str(method): grid for method, grid in (values or {}).items()})
+    return {
+        method: {name: tuple(listed(each)) for name, each in grid.items()} for method, grid in (values or {}).items()
+    }
 
 
 class _Bars:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, listed, method_name, request_fields
 from kvlens.api.errors import translated
+from kvlens.api.keywordtypes import check_mappings, check_numbers
 from kvlens.api.models import source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
 from kvlens.methods.base import Method
+from kvlens.runs.folder import listed_folder
 from kvlens.runs.request import DEFAULT_SHARE
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ def study(
     from kvlens.workers.lanes import Crew
 
     with translated():
+        check_numbers("a whole number from 1 on", workers=workers, batch=batch)
+        check_mappings("methods to a preset", presets=presets)
+        check_mappings("names to a marker or (start, end)", segments=segments)
         crew = Crew(workers, ray, batch)
         models, fields = source_of(model, tokenizer, device, dtype)
         plan = StudyPlan(
@@ -101,11 +106,12 @@ def study(
 
 
 def studies(*, runs: str | Path | None = None) -> pd.DataFrame:
-    """Return the stored studies, newest first: id, created, name, model, methods, prompts, ended, planned, running."""
+    """Return the stored studies, newest first: id, created, name, model, methods, prompts, ended, planned, running.
+    Raises RequestError `folder_missing` for a folder that is named and does not exist."""
     import pandas as pd
 
     from kvlens.studies.catalogue import StudyRow, studies_in
 
     with translated():
-        rows = [vars(row) for row in studies_in(folder_of(runs))]
+        rows = [vars(row) for row in studies_in(listed_folder(runs))]
     return pd.DataFrame(rows, columns=list(StudyRow.__dataclass_fields__))

@@ -48,8 +48,9 @@ def _run_or_fail(command: Callable[[], object]) -> None:
         if debugging():
             traceback.print_exc()
         if isinstance(error, ValidationError):
-            problem = error.errors()[0]
-            fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {problem['input']!r}).")
+            from kvlens.text.fieldrules import fault_sentence
+
+            fail(f"{fault_sentence(error)}.")
         if isinstance(error, OSError):
             fail(file_failed(error))
         if isinstance(error, ValueError | TraceError):

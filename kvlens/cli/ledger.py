@@ -48,7 +48,7 @@ def ledger(
                 entry = None if again else stored_ledger(folder, run)
                 if entry is None or (frontier and entry[1] is None):
                     fewest = frontiers.get(_reference_of(folder, run), True) if frontier else False
-                    entry = measure_ledger(folder, run, reporter.report, cancelled, frontier=fewest)
+                    entry = measure_ledger(folder, run, reporter.report, cancelled, frontier=fewest, say=reporter.say)
                 if entry[1] is not None:
                     frontiers[_reference_of(folder, run)] = entry[1]
                 results[run] = entry

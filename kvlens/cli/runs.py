@@ -63,11 +63,11 @@ def runs_list(
     from kvlens.lens.runlist import search_runs
     from kvlens.methods.naming import recorded_stand_in, titled
     from kvlens.models.find import short_model
+    from kvlens.runs.folder import listed_folder
 
-    query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
+    query = Search(text or "", method, model, outcome, tag)
     query.check()
-    if runs is not None and not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; give --runs the folder that the runs were written to.")
+    folder = listed_folder(runs)
     with err.status("Reading what came of each run"):
         listed = search_runs(folder, query)
     for problem in listed.attrs["problems"]:

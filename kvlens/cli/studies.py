@@ -29,9 +29,10 @@ _SHOWN = ("right", "same_output", "kl_mean_nats", "compared_steps", "resident_sh
 @studies_app.command("list")
 def studies_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
     """Print the stored studies, newest first."""
+    from kvlens.runs.folder import listed_folder
     from kvlens.studies.catalogue import studies_in
 
-    rows = studies_in(runs_folder(runs))
+    rows = studies_in(listed_folder(runs))
     if as_json:
         typer.echo(json_text([vars(row) for row in rows]))
         return

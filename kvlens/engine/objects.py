@@ -10,6 +10,7 @@ from kvlens.engine import modelfiles
 from kvlens.engine.models import DTYPES, LoadedModel, check_supported, describe_model
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
+from kvlens.models.find import snapshot_name
 
 UNNAMED = "model object"
 """the name of a model whose config names no source"""
@@ -17,6 +18,11 @@ UNNAMED = "model object"
 
 class TokenizerMissing(UnsupportedModel):
     """A model object came without a tokenizer."""
+
+
+def source_name(config: Any) -> str:
+    """Return the source that a model's config names, of a hub model its id; UNNAMED if the config names none."""
+    return snapshot_name(str(getattr(config, "_name_or_path", "") or "")) or UNNAMED
 
 
 def adopt(model: Any, tokenizer: Any, name: str | None = None) -> LoadedModel:
@@ -34,7 +40,7 @@ def adopt(model: Any, tokenizer: Any, name: str | None = None) -> LoadedModel:
             "transformers.AutoModelForCausalLM."
         )
     config: Any = model.config
-    called = name or str(getattr(config, "_name_or_path", "") or "") or UNNAMED
+    called = name or source_name(config)
     check_supported(config, called)
     modelfiles.check_config(config, called)
     if model.get_output_embeddings() is None:

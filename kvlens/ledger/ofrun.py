@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvlens.lens.whatif import trials_of
 from kvlens.refusal import Refusal
 from kvlens.runs.repeat import read_run, reload
 from kvlens.runs.request import BY_NAME, ModelSource, Report
+from kvlens.store.errors import TraceError
 
 PHASE = "ledger"
 """of progress"""
@@ -27,11 +29,13 @@ def measure_ledger(
     cancelled: Callable[[], bool] = lambda: False,
     models: ModelSource = BY_NAME,
     frontier: bool | Frontier = False,
+    say: Callable[[str], None] = warnings.warn,
 ) -> tuple[LossLedger, Frontier | None]:
     """Measure the ledger of a stored run, store it beside the trace, and return it with the oracle frontier.
 
     frontier: find the frontier too, or the frontier that another run of the prompt has, which serves if both answers
-    end at the same step. A frontier that is stored is kept where none is asked for. Raises ValueError or TraceError
+    end at the same step. A frontier that is stored is kept where none is asked for. say(sentence): why the ledger could
+    not be stored; it is returned all the same. Raises ValueError or TraceError
     with one sentence for a run that lost nothing or cannot be repeated."""
     from kvlens.runs.preparing import plan
     from kvlens.runs.reference import obtain
@@ -55,7 +59,10 @@ def measure_ledger(
     fewest = frontier or (None if stored is None else stored[1])
     if fewest is True or (isinstance(fewest, Frontier) and fewest.end != question.answer_end):
         fewest = _frontier(trials, question.answer_end, report_runs)
-    store_ledger(runs_dir, uid, ledger, fewest)
+    try:
+        store_ledger(runs_dir, uid, ledger, fewest)
+    except TraceError as error:
+        say(str(error))
     return ledger, fewest
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import Prefilled, RunContext
+from kvlens.methods.run_inputs import Prefilled, RunContext, torch_seed
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ class Compactor(PromptEviction):
         positions = torch.arange(start, start + keys.shape[1], device=keys.device)
         plain = rotate(keys, positions, layer, back=True)
         if self.params.sketch:
-            drawn = torch.Generator().manual_seed(self.context.seed * self.context.shape.layers + layer)
+            drawn = torch.Generator().manual_seed(torch_seed(self.context.seed * self.context.shape.layers + layer))
             size = (keys.shape[0], keys.shape[-1], self.params.sketch)
             plain = plain @ (torch.randn(size, generator=drawn) / self.params.sketch**0.5).to(keys.device)
         return leverage(plain)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import Prefilled
+from kvlens.methods.run_inputs import Prefilled, torch_seed
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ class CurDKV(PromptEviction):
 
         p = self.params
         if p.projection:
-            drawn = torch.Generator().manual_seed(self.context.seed * self.context.shape.layers + layer)
+            drawn = torch.Generator().manual_seed(torch_seed(self.context.seed * self.context.shape.layers + layer))
             axes = torch.randn(states.shape[-1], p.projection, generator=drawn) / p.projection**0.5
             states = states @ axes.to(states.device)
         squares = states.square().sum(-1)

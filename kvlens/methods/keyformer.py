@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import Prefilled, RunContext, StepEnd
+from kvlens.methods.run_inputs import Prefilled, RunContext, StepEnd, torch_seed
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Keyformer(DecodeEviction):
         if not self.params.noise:
             return logits
         layer, number = place
-        drawn = torch.Generator().manual_seed((self.context.seed * 1_000_003 + layer) * 1_000_003 + number)
+        drawn = torch.Generator().manual_seed(torch_seed((self.context.seed * 1_000_003 + layer) * 1_000_003 + number))
         even = torch.rand(logits.shape, generator=drawn).clamp(min=1e-20).to(logits.device)
         return logits - (-even.log()).clamp(min=1e-20).log()
 

@@ -22,7 +22,7 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.pressrequirements import distribution, missing_requirements, pip_commands
-from kvlens.methods.run_inputs import Inputs, Prefilled
+from kvlens.methods.run_inputs import Inputs, Prefilled, torch_seed
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Press(PromptEviction):
             arguments["position_embeddings"] = prompt.inputs.rotary(hidden, torch.arange(n, device=hidden.device)[None])
         keys, values = prompt.keys[layer][None], prompt.values[layer][None]
         with lent(prompt.inputs, layer) as module, torch.random.fork_rng():
-            torch.manual_seed(self.context.seed * 1_000_003 + layer)
+            torch.manual_seed(torch_seed(self.context.seed * 1_000_003 + layer))
             try:
                 score = press.score(module, hidden, keys, values, None, arguments)
             except Exception as error:

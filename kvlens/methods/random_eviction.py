@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import Prefilled
+from kvlens.methods.run_inputs import Prefilled, torch_seed
 
 if TYPE_CHECKING:
     import torch
@@ -39,5 +39,5 @@ class RandomEviction(PromptEviction):
 
         shape = self.context.shape
         # drawn on the host, so that the same tokens stay on every device
-        drawn = torch.Generator().manual_seed(self.context.seed * shape.layers + layer)
+        drawn = torch.Generator().manual_seed(torch_seed(self.context.seed * shape.layers + layer))
         return torch.rand(shape.kv_heads, before, generator=drawn).to(prompt.keys.device)

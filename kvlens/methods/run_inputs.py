@@ -30,6 +30,12 @@ class Rotate(Protocol):
         D]. float32."""
 
 
+def torch_seed(number: int) -> int:
+    """Return a number that was made of a run's seed as a seed that torch takes: the number itself if it has 64 bits,
+    else its lowest 63."""
+    return number if -(1 << 63) <= number < 1 << 64 else number % (1 << 63)
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What a method may know of the run before it begins."""

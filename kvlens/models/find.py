@@ -30,6 +30,8 @@ SMOLLM2_ABOUT = {
     "licence": "Apache-2.0",
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_SNAPSHOT = re.compile(r"(?:.*[/\\])?models--([\w.-]+)[/\\]snapshots[/\\][\w.-]+[/\\]?")
+"""folder of a hub model in Hugging Face's cache"""
 
 
 def _silent(text: str, count: int, total: int) -> None:
@@ -167,6 +169,16 @@ def absent(name: str) -> str:
         f"there is no folder '{name}' here and no hub model of that name on this machine: check the spelling, or fetch "
         f"it from the hub by `kvlens models add {name} --hub`."
     )
+
+
+def snapshot_name(source: str) -> str:
+    """Return the hub id of a model whose source is its folder in Hugging Face's cache, any other source as it is.
+
+    >>> snapshot_name("/cache/hub/models--org--model/snapshots/0123abc")
+    'org/model'
+    """
+    match = _SNAPSHOT.fullmatch(source)
+    return source if match is None else match[1].replace("--", "/")
 
 
 def short_model(name: str) -> str:

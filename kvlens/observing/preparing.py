@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import LoadedModel, describe_model
-from kvlens.engine.objects import UNNAMED, adopt
+from kvlens.engine.objects import adopt, source_name
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.observing.observer import Observer
@@ -27,8 +27,7 @@ def describe_caller(model: Any, tokenizer: Any, name: str | None) -> tuple[Loade
     try:
         return adopt(model, tokenizer, name), None
     except UnsupportedModel as refusal:
-        called = name or str(getattr(model.config, "_name_or_path", "") or "") or UNNAMED
-        return describe_model(called, model, tokenizer, OBJECT), str(refusal)
+        return describe_model(name or source_name(model.config), model, tokenizer, OBJECT), str(refusal)
 
 
 def prompt_of(observer: Observer, tokenizer: Any, answer: str | None, needle: str | None) -> Prompt:

@@ -22,7 +22,7 @@ from kvlens.observing.refusals import refuse_empty, refuse_layers
 from kvlens.observing.storing import Block, store_observed
 from kvlens.observing.taken import chose_greedily
 from kvlens.observing.written import Written
-from kvlens.recording.sampling import resolve
+from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.runs.request import Report
 
 
@@ -30,13 +30,19 @@ class Watch:
     """Follows the model from `open` to `close`."""
 
     def __init__(self, model: Any, tokenizer: Any, options: Options = DEFAULTS) -> None:
-        """See kvlens.observe. Raises CannotObserve for a model that cannot be observed."""
+        """See kvlens.observe. Raises CannotObserve for a model that cannot be observed, Refusal for an `oracle` that it
+        cannot have."""
         attention = check_attention(model)
         config = model.config.get_text_config()
         modules, layers = attention_modules(model), int(config.num_hidden_layers)
         if [int(module.layer_idx) for module in modules] != list(range(layers)):
             raise refuse_layers(type(model).__name__, len(modules), layers)
         shape, rotary = shape_of(config, torch.finfo(model.dtype).bits // 8), rotary_of(model)
+
+        def sampling(tokens: int) -> OracleSampling | None:
+            return resolve(options.oracle, shape.layers, shape.q_heads, tokens, options.shadow)
+
+        sampling(1)  # refused before the block
 
         def turn(layer: int) -> Turn | None:
             return None if rotary is None else lambda keys, at: rotary(keys, at, layer, back=True)
@@ -50,7 +56,7 @@ class Watch:
             options.shadow,
             turn,
             frozenset(layer for layer, window in enumerate(shape.windows) if window),
-            lambda tokens: resolve(options.oracle, shape.layers, shape.q_heads, tokens, options.shadow),
+            sampling,
             changes,
             model.device,
         )

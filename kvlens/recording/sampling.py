@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from kvlens.refusal import Refusal
+from kvlens.refusal import BadValue, Refusal
 
 if TYPE_CHECKING:
     from kvlens.metaparts import Sampled
@@ -52,7 +52,7 @@ class OracleSampling:
 
 
 def check(text: str) -> None:
-    """ValueError, one sentence, unless `text` is such an option; layers a model lacks are found by `resolve`."""
+    """Raise BadValue unless `text` is such an option; layers a model lacks are found by `resolve`."""
     _parse(text)
 
 
@@ -76,10 +76,10 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
         every = max(1, -(-layers * q_heads * prompt_tokens // AUTO_NUMBERS))
     layer_numbers = range(layers) if layer_choice is None else layer_choice
     if layer_numbers[-1] >= layers:
-        raise Refusal(
+        raise BadValue(
             f"oracle={text} names layer {layer_numbers[-1]}, the model's layers are 0 to {layers - 1}; name others.",
-            code="no_such_layer",
-            layer=layer_numbers[-1],
+            name="oracle",
+            value=text,
         )
     return OracleSampling(every, tuple(layer_numbers), losses=text == "auto" and every > 1)
 
@@ -97,6 +97,8 @@ def words(sampled: Sampled | None, layers: int) -> str:
 
 def _parse(text: str) -> tuple[int, list[int] | None]:
     """(every, layers), layers None for all."""
+    if not isinstance(text, str):
+        raise _refused(text)
     if text in ("auto", "off", "all"):
         return 1, None
     every, layers, visited = 1, None, set()
@@ -125,9 +127,9 @@ def _layers(text: str, value: str) -> list[int]:
     return sorted(numbers)
 
 
-def _refused(text: str) -> Refusal:
-    sentence = f"{text[:80]!r} does not say which full attention to record; say {_EXAMPLE}."
-    return Refusal(sentence, code="bad_sampling", text=text[:80])
+def _refused(text: object) -> BadValue:
+    sentence = f"{str(text)[:80]!r} does not say which full attention to record; say {_EXAMPLE}."
+    return BadValue(sentence, name="oracle", value=text)
 
 
 def table_numbers(weights: int) -> int:

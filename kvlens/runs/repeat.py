@@ -121,6 +121,9 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         )
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     check_steered(uid, meta)
+    if not steps:
+        sentence = f"run {uid} cannot be repeated: it ended before its first decode step; run its prompt again."
+        raise CannotRepeat(sentence, code="no_steps", uid=uid)
     if not text:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its prompt's text was not stored with it.", code="no_prompt_text", uid=uid

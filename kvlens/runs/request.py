@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from kvlens import methods
 from kvlens.holds import Drop, Hold
 from kvlens.models.find import DEMO, SMOLLM2, default_model
 from kvlens.recording import sampling
+from kvlens.store.schema import TRACE_LEVELS
 from kvlens.text.chat import CHOICES
 from kvlens.text.prompts import QUESTIONS
 
@@ -27,6 +28,11 @@ AUTO = "auto"
 """a budget that is not given: DEFAULT_SHARE, or more where the method cannot hold the prompt in it"""
 
 
+MOST_SEED = (1 << 62) - 1
+"""the largest whole number of a trace"""
+MOST_THREADS = 1024
+"""a process that cannot start its threads is ended by their library"""
+Seed = Annotated[int, Field(ge=-MOST_SEED, le=MOST_SEED)]
 SMALL = 100_000_000
 """parameters below which waking a second thread costs more than it saves"""
 
@@ -41,7 +47,7 @@ class RunRequest(BaseModel):
     preset: str | None = None
     budget: str | None = None
     max_new: int = Field(64, ge=1, le=100_000)
-    seed: int = 0
+    seed: Seed = 0
     temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
     stop: tuple[str, ...] = ()
@@ -71,7 +77,7 @@ class RunRequest(BaseModel):
     oracle: str = "auto"
     """at which steps and layers full attention by span is recorded: auto, off, all, or every=4,layers=0-3+7"""
     forced: tuple[int, ...] | None = None
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=MOST_THREADS)
     """torch threads of the engine; 0: one for a model under SMALL parameters, torch's choice otherwise"""
     against: bool = False
     """compare every step with the full-KV reference, which is made first where it is not stored"""
@@ -98,6 +104,13 @@ class RunRequest(BaseModel):
     @classmethod
     def _known_sampling(cls, text: str) -> str:
         sampling.check(text)
+        return text
+
+    @field_validator("trace_level")
+    @classmethod
+    def _known_level(cls, text: str) -> str:
+        if text not in TRACE_LEVELS:
+            raise ValueError(f"--trace-level takes {', '.join(TRACE_LEVELS)}")
         return text
 
     @field_validator("chat")

@@ -15,7 +15,7 @@ from kvlens.budget import Budget, in_words
 from kvlens.methods.differences import BUDGET, DTYPE, QUESTION, SEED, setting_words, varied
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
-from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
+from kvlens.runs.request import DEFAULT_SHARE, RunRequest, Seed, default_preset
 from kvlens.studies.errors import BadStudy
 from kvlens.text.prompts import QUESTIONS
 
@@ -93,7 +93,7 @@ class StudyPlan(BaseModel):
     """method -> parameter -> the values that it takes"""
     budgets: tuple[str, ...] = (DEFAULT_SHARE,)
     questions: tuple[str, ...] = ("in",)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     reference_dtypes: tuple[str, ...] = ()
     """number formats in which full KV is run once more: the noise floor"""
     traces: bool = True

@@ -10,17 +10,7 @@ from pydantic import ValidationError
 
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.limits import SHARES, Thresholds
-
-RULES = {
-    "greater_than": ("must be above {}", "gt"),
-    "greater_than_equal": ("must be at least {}", "ge"),
-    "less_than": ("must be below {}", "lt"),
-    "less_than_equal": ("must be at most {}", "le"),
-    "literal_error": ("must be one of {}", "expected"),
-}
-"""type of a fault -> what it says, and the bound that it names"""
-KINDS = {"float": "must be a number", "int": "must be a whole number", "bool": "must be true or false"}
-"""beginning of a fault's type -> what it says"""
+from kvlens.text.fieldrules import rule_of
 
 
 class Faults:
@@ -59,9 +49,6 @@ def _words(table: str, problem: Mapping[str, Any]) -> str:
         return f"is not known; there are {', '.join(Thresholds.model_fields)}" if table else "is not known"
     if table and key in SHARES and kind in ("greater_than", "less_than"):
         rule = "must lie between 0 and 1"
-    elif kind in RULES:
-        text, bound = RULES[kind]
-        rule = text.format(problem["ctx"][bound])
     else:
-        rule = KINDS.get(kind.partition("_")[0], f"is refused ({str(problem['msg']).removeprefix('Value error, ')})")
+        rule = rule_of(problem)
     return f"{rule}, not {problem['input']!r}"

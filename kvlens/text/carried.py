@@ -19,7 +19,9 @@ Turn = tuple[str, str]
 def parse_turns(text: str | None) -> bool:
     """Return True for `carried`, False for `anew` and None. Raises Refusal `unknown_turns`."""
     if text is not None and text not in CHOICES:
-        raise Refusal(f"--turns takes {' or '.join(CHOICES)}, not '{text[:40]}'.", code="unknown_turns", given=text)
+        raise Refusal(
+            f"--turns takes {' or '.join(CHOICES)}, not '{str(text)[:40]}'.", code="unknown_turns", given=text
+        )
     return text == "carried"
 
 

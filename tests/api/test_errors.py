@@ -126,6 +126,16 @@ def test_lists_refuse_what_they_do_not_have() -> None:
     assert refused(kvlens.RequestError, lambda: kvlens.methods("prompt_evicton")).code == "unknown_family"
 
 
+def test_lists_of_a_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "none"
+    for listed in (kvlens.runs, kvlens.studies, kvlens.retrieval_heads, lambda runs: kvlens.table("steps", runs=runs)):
+        error = refused(kvlens.RequestError, lambda listed=listed: listed(runs=folder))  # type: ignore[misc]
+        assert (error.code, error.values) == ("folder_missing", {"folder": str(folder)})
+    monkeypatch.setenv("KVLENS_RUNS", str(folder))
+    assert (len(kvlens.runs()), len(kvlens.studies())) == (0, 0), "the default folder may not exist yet"
+    assert not folder.exists()
+
+
 def test_errors_are_of_one_tree_and_of_python_s_own_kinds() -> None:
     for kind, python in ((kvlens.RequestError, ValueError), (kvlens.ModelError, ValueError)):
         assert issubclass(kind, kvlens.KvlensError)

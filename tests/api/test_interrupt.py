@@ -42,6 +42,29 @@ def test_what_was_committed_is_stored(runs: Path, monkeypatch: pytest.MonkeyPatc
     assert signal.getsignal(signal.SIGINT) is handler, "the caller's handler is back"
 
 
+def test_a_run_without_a_step_cannot_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"model": "demo", "max_new": 2, "runs": tmp_path, "progress": False}
+    with monkeypatch.context() as patch:
+        press_at(patch, "decode", 0)
+        with pytest.raises(kvlens.Interrupted) as error:
+            kvlens.run(kvlens.sample("demo"), METHOD, "60%", against_full=False, **settings)
+    stored = kvlens.open(str(error.value.values["uid"]), runs=tmp_path)
+    assert stored.reader.n_steps == 0
+    repeats: list[Callable[[], Any]] = [
+        lambda: stored.hold(span=1),
+        lambda: stored.drop(span=1),
+        lambda: stored.at("90%"),
+        stored.fewest_bytes,
+        stored.tips,
+        stored.ledger,
+    ]
+    for repeat in repeats:
+        with pytest.raises(kvlens.RunError) as refusal:
+            repeat()
+        assert (refusal.value.code, refusal.value.values["detail"]) == ("cannot_repeat", "no_steps")
+    assert len(kvlens.runs(runs=tmp_path)) == 1
+
+
 def test_stopped_before_anything_is_stored(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     press_at(monkeypatch, "load", 0)
     before = len(kvlens.runs())

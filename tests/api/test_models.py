@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 import kvlens
 from kvlens.demo import demo_path
+from kvlens.observing.preparing import describe_caller
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,36 @@ def test_what_is_stored_says_that_it_was_an_object(made: kvlens.Run, lost: kvlen
     assert str(made.meta.model_fingerprint).startswith("sha256:")
     assert made.meta.model_fingerprint != lost.meta.model_fingerprint, "of its weights, not of files"
     assert (made.meta.device, made.meta.dtype) == ("cpu", "float32")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("/cache/hub/models--org--toy-1.5/snapshots/0123abcd", "org/toy-1.5"),
+        ("/cache/hub/models--toy/snapshots/0123abcd/", "toy"),
+        ("C:\\hub\\models--org--toy\\snapshots\\0123abcd", "org/toy"),
+        ("/models/toy", "/models/toy"),
+        ("/hub/models--org--toy", "/hub/models--org--toy"),
+        ("org/toy", "org/toy"),
+    ],
+)
+def test_a_snapshot_of_the_hub_has_the_name_of_its_model(source: str, name: str, toy: tuple[Any, Any]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(demo_path(), dtype=torch.float32)
+    model.config._name_or_path = source
+    assert kvlens.load_model(model, toy[1]).name == name
+    assert describe_caller(model, toy[1], None)[0].name == name
+    assert describe_caller(model, None, None)[0].name == name, "also where kvlens cannot run it"
+
+
+def test_a_snapshot_that_transformers_loads_has_the_name_of_its_model(toy: tuple[Any, Any], tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--toy" / "snapshots" / "0123abcd"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(demo_path(), target_is_directory=True)
+    model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.float32)
+    with kvlens.observe(model, toy[1], runs=tmp_path / "runs", compare=False, progress=False) as seen:
+        ids = toy[1]("the word", return_tensors="pt").input_ids
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+    assert seen.run.meta.model == "org/toy"
 
 
 def test_the_object_is_left_as_it_was(made: kvlens.Run, toy: tuple[Any, Any]) -> None:

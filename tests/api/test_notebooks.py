@@ -87,6 +87,6 @@ def test_your_own_method(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_registered_method_takes_no_other_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(kvlens.RequestError):
-        kvlens.run("a text", method=methods.get("snapkv"))
+        kvlens.run("a text", method=type("Other", (methods.get("snapkv"),), {}))
     with pytest.raises(kvlens.RequestError):
         kvlens.run("a text", method=int)  # type: ignore[arg-type]

@@ -98,3 +98,15 @@ def test_a_single_message_needs_no_chat_form(runs: Path) -> None:
     assert run.verdict.outcome == "not_compared"
     assert "turns" not in (run.meta.request or {})
     assert run.output == kvlens.run(sample.text, "streaming_llm", "40%", **keywords).output
+
+
+def test_the_path_of_a_file_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("a prompt", encoding="utf-8")
+    for path in ("prompt.txt", str(tmp_path / "prompt.txt")):
+        with pytest.raises(kvlens.RequestError) as refusal:
+            prompt_of(path, None, None, None)
+        assert (refusal.value.code, refusal.value.values) == ("bad_prompt", {"detail": "path_as_text", "path": path})
+    assert prompt_of(Path("prompt.txt"), None, None, None).prompt.text == "a prompt"
+    for text in ("prompt", "prompt.txt\n", str(tmp_path), "a" * 5000):
+        assert prompt_of(text, None, None, None).prompt.text == text

@@ -13,6 +13,7 @@ from apirun import BUDGET, METHOD, NEW
 import kvlens
 from kvlens.api.columns import TABLES
 from kvlens.api.verdict import Verdict
+from kvlens.budget import NO_LIMIT
 from kvlens.cli.main import main
 from kvlens.store.reader import TraceReader
 
@@ -186,7 +187,16 @@ def test_methods_are_a_table_and_still_a_package() -> None:
 def test_a_run_is_one_line_without_a_display(lost: kvlens.Run) -> None:
     assert lost.uid in repr(lost)
     assert "\n" not in repr(lost)
+    assert BUDGET in repr(lost)
     assert lost.status == "completed"
+
+
+@pytest.mark.parametrize(("method", "limit"), [("quest", "20% of attended tokens"), ("full", NO_LIMIT)])
+def test_the_line_of_a_run_has_what_was_asked_for(runs: Path, method: str, limit: str) -> None:
+    budget = "20%" if method == "quest" else None
+    line = repr(kvlens.run(kvlens.sample("demo"), method, budget, model="demo", max_new=2, progress=False))
+    assert limit in line
+    assert "1.0" not in line
 
 
 def test_importing_kvlens_is_light() -> None:

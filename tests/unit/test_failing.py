@@ -6,9 +6,11 @@ import errno
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from kvlens.cli import options
 from kvlens.cli.failing import run_command, take_debug_flag
+from kvlens.runs.request import RunRequest
 from kvlens.text.failures import CODE, DEBUG, FILE_CODE, unexpected
 
 
@@ -48,6 +50,22 @@ def test_the_trace_is_printed_on_request(
     assert text.startswith("Traceback ")
     assert text.splitlines()[-1].startswith(f"kvlens: {CODE}: KeyError")
     assert sys.argv == ["kvlens", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"max_new": 0}, "max_new"), ({"seed": "x"}, "seed"), ({"oracle": "every=0"}, "oracle"), ({"hold": [3]}, "hold")],
+)
+def test_a_field_is_refused_in_words_of_kvlens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fields: dict[str, object], name: str
+) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        RunRequest.model_validate(fields)
+    text = ended(monkeypatch, capsys, refusal.value)
+    assert text.startswith(f"kvlens: {name}")
+    assert text.endswith(".\n")
+    assert "Input should" not in text
+    assert "Value error" not in text
 
 
 def test_words_behind_the_dashes_are_left_alone() -> None:

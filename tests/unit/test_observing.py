@@ -503,6 +503,10 @@ def test_refusals(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path)
     with pytest.raises(kvlens.RequestError) as refusal, kvlens.observe(model, tokenizer, row=3, runs=tmp_path):
         generate(model, ids)
     assert refusal.value.values == {"row": 3, "rows": 1}
+    for oracle in ("every=0", "layers=99", 5):
+        with pytest.raises(kvlens.RequestError) as refusal:
+            kvlens.observe(model, tokenizer, oracle=oracle, runs=tmp_path)  # type: ignore[arg-type]
+        assert (refusal.value.code, refusal.value.values) == ("bad_value", {"name": "oracle", "value": oracle})
     with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
         with pytest.raises(kvlens.RequestError) as refusal, kvlens.observe(model, tokenizer, runs=tmp_path):
             pass
@@ -520,6 +524,9 @@ def test_refusals(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path)
     with pytest.raises(kvlens.RequestError) as refusal:
         kvlens.observe(model, tokenizer, repeat=seen.run, hold=[(0, 0, 99)])
     assert refusal.value.code == "unknown_span"
+    with pytest.raises(kvlens.RequestError) as refusal:
+        kvlens.observe(model, tokenizer, repeat=seen.run, hold=[(9, 0, 1)])
+    assert (refusal.value.code, refusal.value.values["most"]) == ("bad_value", 2)
 
 
 def test_an_error_in_the_block_keeps_what_was_seen(

@@ -62,7 +62,7 @@ def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
     ],
 )
 def test_wrong_text_is_refused(text: str) -> None:
-    with raises_code("bad_sampling"):
+    with raises_code("bad_value", name="oracle", value=text):
         check(text)
 
 
@@ -83,7 +83,7 @@ def test_the_words() -> None:
     assert resolve("all", 4, 8, 10**9) == OracleSampling(1, (0, 1, 2, 3))
     with raises_code("coverage_missing"):
         resolve("all", 4, 8, 100, coverage=False)
-    with raises_code("no_such_layer", layer=4):
+    with raises_code("bad_value", name="oracle", value="layers=1+4"):
         resolve("layers=1+4", 4, 8, 100)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from kvlens.lab.results.gpu import Result
+from kvlens.text.fieldrules import rule_of
 
 SCHEMA: TypeAdapter[Result] = TypeAdapter(Result)
 
@@ -19,7 +20,7 @@ def read(path: Path) -> Result:
         issue = error.errors()[0]
         where = ".".join(str(part) for part in issue["loc"]) or "the file"
         raise ValueError(
-            f"the result file '{path.name}' does not hold a GPU result ({where}: {issue['msg']}); measure it again."
+            f"the result file '{path.name}' does not hold a GPU result ({where} {rule_of(issue)}); measure it again."
         ) from None
 
 

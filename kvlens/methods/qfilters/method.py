@@ -10,7 +10,7 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.hooks import Needs
 from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import Prefilled, RunContext
+from kvlens.methods.run_inputs import Prefilled, RunContext, torch_seed
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class QFilters(PromptEviction):
 
         shape = self.context.shape
         if self._filters is None:
-            drawn = torch.Generator().manual_seed(self.context.seed * shape.layers + layer)
+            drawn = torch.Generator().manual_seed(torch_seed(self.context.seed * shape.layers + layer))
             directions = torch.randn(shape.kv_heads, shape.head_dim, generator=drawn)
         else:
             directions = torch.tensor(self._filters[layer])

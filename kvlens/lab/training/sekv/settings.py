@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pydantic import TypeAdapter, ValidationError
 
 from kvlens.refusal import Refusal
+from kvlens.text.fieldrules import rule_of
 
 
 @dataclass(frozen=True)
@@ -113,4 +114,4 @@ def settings_of(mapping: Mapping[str, str]) -> SeKVTraining:
             cause = first_error["ctx"]["error"]
             raise Refusal(str(cause), code=getattr(cause, "code", ""), **getattr(cause, "values", {})) from None
         name = str(first_error["loc"][0])
-        raise ValueError(f"--train {name}={mapping[name]}: {first_error['msg'].lower()}.") from None
+        raise ValueError(f"--train {name}={mapping[name]}: {name} {rule_of(first_error)}.") from None
