@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,15 @@ def take_places(reader: TraceReader, step: Any, layer: Any, kv_head: Any) -> tup
 
 
 def take_steps(reader: TraceReader, start: Any, stop: Any) -> tuple[int, Place]:
-    """Return the steps [start, stop) as int; stop None: the run's end. Raises RequestError `bad_value` unless the run
-    has all of them. A run without steps has the range from 0 to its end alone."""
+    """Return the steps [start, stop) as int; a stop behind the last step is the run's end, and so is None. Raises
+    RequestError `bad_value` for a start that the run lacks and a stop that is not behind it."""
     number = _take_number("start", start, 0, max(0, reader.n_steps - 1)) or 0
-    return number, _take_number("stop", stop, number + 1, reader.n_steps)
+    if stop is None:
+        return number, None
+    if not _is_whole(stop) or stop <= number:
+        sentence = f"stop={stop!r} is no whole number above start={number}: pass the step behind the last one."
+        raise RequestError("bad_value", sentence, name="stop", value=stop, least=number + 1)
+    return number, min(int(stop), reader.n_steps)
 
 
 def take_span(reader: TraceReader, span: Any) -> Place:
@@ -54,10 +60,14 @@ def _take_number(name: str, value: Any, least: int, most: int) -> Place:
     most]."""
     if value is None:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and least <= value <= most and value == int(value):
+    if _is_whole(value) and least <= value <= most:
         return int(value)
     raise _absent(name, value, least, most)
+
+
+def _is_whole(value: Any) -> bool:
+    """Return True for a finite whole number, also one of numpy."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value == int(value)
 
 
 def _absent(name: str, value: Any, least: int, most: int) -> RequestError:

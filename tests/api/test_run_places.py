@@ -50,12 +50,13 @@ def test_a_span_that_the_run_lacks_is_refused(lost: kvlens.Run, span: Any) -> No
 
 @pytest.mark.parametrize(
     ("start", "stop", "name"),
-    [(100, 200, "start"), (-1, None, "start"), (3, 3, "stop"), (3, 2, "stop"), (0, 99, "stop"), ("0", None, "start")],
+    [(100, 200, "start"), (-1, None, "start"), (3, 3, "stop"), (3, 2, "stop"), (0, "9", "stop"), ("0", None, "start")],
 )
 def test_a_range_of_steps_that_the_run_lacks_is_refused(lost: kvlens.Run, start: Any, stop: Any, name: str) -> None:
     error = refusal(lambda: lost.heads(start, stop))
     assert (error.code, error.values["name"]) == ("bad_value", name)
-    assert error.values["most"] == lost.reader.n_steps - (name == "start")
+    side, bound = ("most", lost.reader.n_steps - 1) if name == "start" else ("least", start + 1)
+    assert error.values[side] == bound
 
 
 def test_a_kind_that_no_decision_has_is_refused(lost: kvlens.Run) -> None:
@@ -70,4 +71,5 @@ def test_numbers_of_a_frame_are_taken(lost: kvlens.Run) -> None:
     assert len(lost.decisions(step=np.int64(1), kind="eviction"))  # type: ignore[arg-type]
     assert len(lost.events(step=-1))
     assert len(lost.heads(0, lost.reader.n_steps)) == len(lost.heads())
+    assert lost.heads(0, 99).equals(lost.heads())
     assert len(lost.readers(lost.verdict.span))
