@@ -38,13 +38,14 @@ def gate(
     from kvlens.runs.stopping import stop_signals
     from kvlens.studies.checks import checks
     from kvlens.studies.junit import junit as xml
+    from kvlens.studies.models import check_loading
     from kvlens.studies.planfile import read_plan
     from kvlens.studies.promptfile import read_prompts
     from kvlens.studies.table import Results
     from kvlens.tasks.encoding import counting
     from kvlens.text.outfile import check_file
 
-    folder, request = runs_folder(runs), read_plan(plan_file)
+    crew, folder, request = Crew(workers, ray, batch), runs_folder(runs), read_plan(plan_file)
     target = junit or plan_file.with_suffix(".xml")
     check_file(target, "--junit")
     shared = request.plan.shared
@@ -52,9 +53,10 @@ def gate(
     read = read_prompts(request.prompts, counted, request.segments)
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
+    check_loading(request.plan)
     cancelled = stop_signals()
     with reserve_stdout(as_json):
-        info = _carry_out(folder, request, read, anew, Crew(workers, ray, batch), cancelled)
+        info = _carry_out(folder, request, read, anew, crew, cancelled)
     if cancelled():
         fail("stopped; what has ended is stored: run the same command to go on.")
     results = Results.read(folder, info.id)

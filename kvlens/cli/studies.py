@@ -155,7 +155,7 @@ def studies_extend(
     from kvlens.studies.promptfile import read_prompts
     from kvlens.tasks.encoding import counting
 
-    folder = runs_folder(runs)
+    crew, folder = resuming_crew(workers, ray, batch), runs_folder(runs)
     plan = storage.read(folder, study_id).plan
     shared, own_methods = plan.shared, {entrant.method for entrant in plan.entrants}
     more = [name for name in parts_of(methods) if name not in own_methods]
@@ -170,7 +170,7 @@ def studies_extend(
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(prompts, counted) if prompts else None
     extend(folder, study_id, added, () if read is None else read.prompts)
-    carry_out_stored(folder, study_id, progress_json, as_json, resuming_crew(workers, ray, batch))
+    carry_out_stored(folder, study_id, progress_json, as_json, crew)
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

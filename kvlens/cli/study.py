@@ -93,6 +93,7 @@ def study(
     from kvlens.runs.entrants import entrants
     from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.studies import storage
+    from kvlens.studies.models import check_loading
     from kvlens.studies.paired import plan_text
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
@@ -100,7 +101,7 @@ def study(
     from kvlens.text.carried import parse_turns
     from kvlens.text.segments import pairs_of
 
-    names = parts_of(methods)
+    crew, names = Crew(workers, ray, batch), parts_of(methods)
     shared = RunRequest(
         model=model,
         max_new=max_new,
@@ -130,15 +131,17 @@ def study(
     if plan_only:
         typer.echo(plan_text(len(read.prompts), len(plan.arms())))
         return
+    check_loading(plan)
     info = storage.create(runs_folder(runs), plan, read.prompts)
-    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray, batch))
+    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, crew)
 
 
 def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew | None) -> None:
     """Run what a study lacks, and print its id. crew: None: as it was carried out last. Ends the process with status 1
-    where the study is not whole."""
+    where the study is not whole, or every trial was refused."""
     from kvlens.cli.progress import reserve_stdout
     from kvlens.runs.stopping import stop_signals
+    from kvlens.studies import storage
     from kvlens.studies.running import carry_out
 
     cancelled = stop_signals()
@@ -155,6 +158,9 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
         typer.echo(study_id)
     if not whole:
         fail(f"the study is not whole: go on with `kvlens studies resume {study_id}`.")
+    trials = storage.read_trials(folder, study_id)
+    if trials and all(trial.state == "refused" for trial in trials):
+        fail(f"every trial of study {study_id} was refused: {trials[0].message}")
 
 
 def parts_of(text: str) -> tuple[str, ...]:

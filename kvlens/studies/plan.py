@@ -16,6 +16,8 @@ from kvlens.methods.differences import BUDGET, DTYPE, QUESTION, SEED, setting_wo
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
+from kvlens.store.schema import TRACE_LEVELS
+from kvlens.studies.armchecks import check_arm
 from kvlens.studies.errors import BadStudy
 from kvlens.text.prompts import QUESTIONS
 
@@ -106,7 +108,8 @@ class StudyPlan(BaseModel):
     """arms of some prompts alone; a study without methods is of these alone, and full KV is run where it is listed"""
 
     def check(self) -> None:
-        """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
+        """Raise ValueError with one sentence for no method, unknown names, values and presets, and for values that a
+        method or a budget cannot have."""
         if self.generation == "cut" and self.traces:
             raise BadStudy("cut_is_stored", "generation = cut needs traces = false: a stored run is not cut.")
         if not self.entrants and not self.listed:
@@ -126,8 +129,11 @@ class StudyPlan(BaseModel):
                 )
         for budget in (*self.budgets, *(row.arm.budget for row in self.listed if row.arm.budget)):
             Budget.parse(budget)
+        if self.shared.trace_level not in TRACE_LEVELS:
+            sentence = f"--trace-level takes {', '.join(TRACE_LEVELS)}, not '{self.shared.trace_level[:40]}'."
+            raise BadStudy("bad_values", sentence)
         for arm in self.arms():
-            methods.converted(methods.get(arm.method), arm.parameters)
+            check_arm(self.request(arm), arm.changes)
 
     def check_listed(self, prompts: Iterable[str]) -> None:
         """Raise BadStudy `unknown_prompt` for an arm that is listed with a prompt that is none of these ids."""
