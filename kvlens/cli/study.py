@@ -90,6 +90,7 @@ def study(
 ) -> None:
     """Run prompts under methods, values of their parameters and budgets. Every trial is a stored run. The last line is
     the study's id: `kvlens studies show ID` prints its results, `kvlens studies resume ID` goes on after a stop."""
+    from kvlens.budget import distinct_budgets
     from kvlens.runs.entrants import entrants
     from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.studies import storage
@@ -119,7 +120,7 @@ def study(
         shared=shared,
         entrants=entrants(methods, preset or [], []),
         values=parse_values(set_ or [], names),
-        budgets=parts_of(budgets),
+        budgets=distinct_budgets(parts_of(budgets)),
         questions=parts_of(questions),
         seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )

@@ -115,7 +115,7 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
     params = check_parameters(method, preset, request.overrides)
     if params is not None:
         _require(method, params, request)
-    return method, Budget.parse(request.budget or default_budget(request.method))
+    return method, Budget.parse(default_budget(request.method) if request.budget is None else request.budget)
 
 
 def choose_parameters(request: RunRequest, sizes: Sizes) -> Chosen:

@@ -210,7 +210,11 @@ def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[s
             raise BadStudy(
                 "bad_values", f"--set takes method.parameter=value,value of a method of the study, not '{item}'."
             )
-        values_by_method.setdefault(method, {})[parameter] = parts
+        grid = values_by_method.setdefault(method, {})
+        if parameter in grid:
+            sentence = f"--set {method}.{parameter} is given twice: give all its values once, with commas between them."
+            raise BadStudy("bad_values", sentence)
+        grid[parameter] = parts
     return values_by_method
 
 

@@ -11,14 +11,17 @@ from test_bad_input import kvlens as end_status
 from test_cli import kvlens as end_well
 from test_studies import PLAN
 
+from kvlens.app.ui.study.request import StudyChoice
 from kvlens.models.errors import UnsupportedModel
 from kvlens.refusal import Refusal
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.extension import extended
 from kvlens.studies.models import check_loading
 from kvlens.studies.plan import Arm, ListedArm, StudyPlan
+from kvlens.studies.planfile import read_plan
 from kvlens.workers.lanes import BadCrew, Crew
 
 PROMPT = "needle@length=120@prompts=1"
@@ -69,6 +72,25 @@ def test_a_plan_refuses_presets_and_values_that_its_methods_cannot_have() -> Non
     with pytest.raises(ValueError, match="no_such"):
         changed(entrants=(Entrant(method="snapkv", preset="fit", overrides={"no_such": 1}),)).check()
     changed(budgets=("1tok",)).check()  # a budget below a method's floor is a row of the study
+
+
+def test_equal_budgets_are_one_arm(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However they are written, in a command, a study file, the form of the page and an extension."""
+    end_well("study", PROMPT, *ARGUMENTS, "--budgets", "60%,0.6,0.60", "--trace-level", "summary", "--json")
+    study = json.loads(capsys.readouterr().out)["study"]
+    assert storage.read(runs, study).plan.budgets == ("60%",)
+    assert len(storage.read_trials(runs, study)) == 2
+    file = tmp_path / "study.toml"
+    file.write_text('prompts = ["needle"]\nbudgets = ["60%", "0.6", "64MB"]\n[methods.snapkv]\n')
+    assert read_plan(file).plan.budgets == ("60%", "64MB")
+    choice = StudyChoice("demo", ("snapkv",), ("0.2", "20%"))
+    assert choice.plan().budgets == ("0.2",)
+    more = PLAN.model_copy(update={"budgets": ("0.2", "0.6", "60%")})
+    assert extended(PLAN, more).budgets == ("20%", "40%", "0.6")
+    assert end_status(monkeypatch, "study", PROMPT, *ARGUMENTS, "--set", "window=8", "--set", "window=9") == 1
+    assert storage.ids(runs) == [study]
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "int8"}, {"device": "abacus"}, {"model": "/nowhere"}])
