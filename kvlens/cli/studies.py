@@ -106,12 +106,14 @@ def studies_export(
 ) -> None:
     """Write one row per trial with its whole configuration and figures."""
     from kvlens.store.export import csv_bytes
+    from kvlens.text.outfile import format_of
 
+    fmt = format_of(to, None, ("csv", "parquet"))
     writable(to)
     frame = _read(runs, study_id).frame()
     if to is None:
         typer.echo(csv_bytes(frame).decode(), nl=False)
-    elif to.suffix == ".parquet":
+    elif fmt == "parquet":
         frame.to_parquet(to, index=False)
     else:
         to.write_bytes(csv_bytes(frame))
