@@ -116,6 +116,8 @@ def test_one_sentence(
 
 
 REFUSED = {
+    "a folder": ["run", "{}"],
+    "a folder of a race": ["race", "{}", "--methods", "snapkv"],
     "an empty budget": ["run", "{}/ok.txt", "--method", "snapkv", "--budget", ""],
     "an empty budget of a race": ["race", "{}/ok.txt", "--methods", "snapkv,streaming_llm", "--budget", ""],
     "a parameter twice": ["run", "{}/ok.txt", "--method", "snapkv", "--set", "window=8", "--set", "window=9"],
@@ -134,6 +136,13 @@ def test_nothing_is_run_with_what_has_no_one_meaning(
     assert kvlens(monkeypatch, *arguments, "--model", "demo", "--max-new", "2") == 1
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+def test_a_prompt_of_ten_million_tokens_is_not_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task in ("needle", "niah_single"):
+        arguments = ("--task", task, "--length", "10000000", "--out", str(folder / "made.txt"))
+        assert kvlens(monkeypatch, "prompt", "--model", "demo", *arguments) == 1
+    assert not (folder / "made.txt").exists()
 
 
 def test_what_is_given_twice_is_refused_by_its_code() -> None:

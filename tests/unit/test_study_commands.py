@@ -16,6 +16,7 @@ from kvlens.models.errors import UnsupportedModel
 from kvlens.refusal import Refusal
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
+from kvlens.store.errors import RunNotFound
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.extension import extended
@@ -104,6 +105,13 @@ def test_a_batch_of_several_workers_is_refused_where_it_is_asked_for() -> None:
     for workers, ray in ((2, None), (1, "auto")):
         with raises_code("batch_with_workers", BadCrew, workers=workers, batch=2):
             Crew(workers, ray, 2)
+
+
+def test_a_study_is_asked_for_by_a_study_id(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises_code("no_study_id", RunNotFound):
+        storage.folder_of(runs, "nope")
+    for command in (("show",), ("export",), ("resume",), ("extend",)):
+        assert end_status(monkeypatch, "studies", *command, "nope") == 1
 
 
 def test_a_study_whose_every_trial_was_refused_ends_with_status_1(
