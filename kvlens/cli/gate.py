@@ -89,12 +89,12 @@ def _carry_out(folder: Path, request: PlanFile, read: ReadPrompts, anew: bool, c
 
     info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew)
     try:
-        carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
+        carry_out(folder, info.id, Lines(request.plan), cancelled, crew=crew)
     except ValueError as error:
         if getattr(error, "code", None) != "model_changed" or anew:
             raise
         info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew=True)
-        carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
+        carry_out(folder, info.id, Lines(request.plan), cancelled, crew=crew)
     return info
 
 

@@ -14,7 +14,7 @@ from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
 
 if TYPE_CHECKING:
-    from kvlens.studies.plan import Arm
+    from kvlens.studies.plan import Arm, StudyPlan
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.storage import Trial
 
@@ -29,10 +29,13 @@ RayAddress = Annotated[str | None, typer.Option("--ray", help="Address of a Ray 
 class Lines:
     """Prints a line for every trial that ends; `as_json`: JSON objects on stdout, for programs."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, plan: StudyPlan, as_json: bool = False) -> None:
+        """plan: whose arms the lines name, as `kvlens studies show` and `compare` do."""
         from kvlens.cli.progress import JsonLines
+        from kvlens.studies.plan import labels
 
         self._json = JsonLines() if as_json else None
+        self._names = labels(plan.arms(), plan.shared.model)
 
     def report(self, phase: str, number: int, total: int) -> None:
         """Pass on to programs that the model is being loaded; of a trial's own phases nothing is said."""
@@ -46,8 +49,8 @@ class Lines:
             typer.echo(json_text(fields))
             return
         words = trial.message or (trial.figures or {}).get("outcome") or trial.state
-        name = " ".join(filter(None, (arm.method, *(f"{k}={v}" for k, v in arm.overrides.items()), arm.budget)))
-        err.print(terminal(f"{finished}/{total} {prompt.id} {name}: {words}"), markup=False, highlight=False)
+        line = f"{finished}/{total} {prompt.id} {self._names[arm.key()]}: {words}"
+        err.print(terminal(line), markup=False, highlight=False)
 
 
 def study(
@@ -146,7 +149,7 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
     from kvlens.studies.running import carry_out
 
     cancelled = stop_signals()
-    lines = Lines(progress_json)
+    lines = Lines(storage.read(folder, study_id).plan, progress_json)
     if progress_json:
         typer.echo(json_text({"phase": "study", "study": study_id}))
     with reserve_stdout(progress_json or as_json):

@@ -23,6 +23,7 @@ from kvlens.studies.extension import extended
 from kvlens.studies.models import check_loading
 from kvlens.studies.plan import Arm, ListedArm, StudyPlan
 from kvlens.studies.planfile import read_plan
+from kvlens.studies.table import Results
 from kvlens.workers.lanes import BadCrew, Crew
 
 PROMPT = "needle@length=120@prompts=1"
@@ -105,6 +106,20 @@ def test_a_batch_of_several_workers_is_refused_where_it_is_asked_for() -> None:
     for workers, ray in ((2, None), (1, "auto")):
         with raises_code("batch_with_workers", BadCrew, workers=workers, batch=2):
             Crew(workers, ray, 2)
+
+
+def test_a_line_of_a_trial_names_its_arm_as_the_tables_do(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("study", PROMPT, *ARGUMENTS, "--trace-level", "summary")
+    end_well(*arguments, "--budgets", "0.6,80%", "--set", "window=8,16", "--json")
+    printed = capsys.readouterr()
+    study = json.loads(printed.out)["study"]
+    names = [line.split(" ", 2)[2].partition(":")[0] for line in printed.err.splitlines() if "/5 " in line]
+    assert names == list(Results.read(runs, study).labels.values())
+    assert len(set(names)) == 5
+    end_well("studies", "compare", study, names[1], names[2], "--json")
+    assert json.loads(capsys.readouterr().out)["n"] == 1
 
 
 def test_a_study_is_asked_for_by_a_study_id(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
