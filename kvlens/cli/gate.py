@@ -9,6 +9,7 @@ import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, fail, runs_folder, show_table
 from kvlens.cli.study import Batch, Lines, RayAddress, Workers
+from kvlens.files import naming
 from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
 
@@ -70,7 +71,8 @@ def gate(
         "left_out": len(read.faults),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(xml(request.plan.name or plan_file.stem, rows, properties))
+    with naming(target):
+        target.write_bytes(xml(request.plan.name or plan_file.stem, rows, properties))
     missed = [row for row in rows if not row.passed]
     if as_json:
         states = [{**vars(row), "passed": row.passed} for row in rows]

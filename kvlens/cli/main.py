@@ -27,6 +27,7 @@ from kvlens.cli.studies import studies_app
 from kvlens.cli.study import study
 from kvlens.cli.tip import tip
 from kvlens.cli.trace import check_trace, export_folder, import_trace
+from kvlens.files import naming
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 
@@ -113,7 +114,8 @@ def prompt(
     if to is None:
         typer.echo(written, nl=as_json)
     else:
-        to.write_text(written, encoding="utf-8")
+        with naming(to):
+            to.write_text(written, encoding="utf-8")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
 from kvlens.cli.study import MOST_AT_ONCE, RayAddress, Workers, carry_out_stored, number_of, parts_of
+from kvlens.files import naming
 from kvlens.text.plaintext import json_text
 from kvlens.workers.lanes import resuming_crew
 
@@ -113,10 +114,12 @@ def studies_export(
     frame = _read(runs, study_id).frame()
     if to is None:
         typer.echo(csv_bytes(frame).decode(), nl=False)
-    elif fmt == "parquet":
-        frame.to_parquet(to, index=False)
-    else:
-        to.write_bytes(csv_bytes(frame))
+        return
+    with naming(to):
+        if fmt == "parquet":
+            frame.to_parquet(to, index=False)
+        else:
+            to.write_bytes(csv_bytes(frame))
 
 
 @studies_app.command("resume")

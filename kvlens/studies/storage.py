@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvlens.files import read_plain, replace_plain
+from kvlens.files import naming, read_plain, replace_plain
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun, sentence
 from kvlens.store.runinfo import is_uid, new_uid, now
 from kvlens.studies.earlier import rename_figures
@@ -174,7 +174,7 @@ def append(runs_dir: Path, study_id: str, trial: Trial) -> None:
     path = folder_of(runs_dir, study_id) / TRIALS
     try:
         _end_line(path)
-        with path.open("a", encoding="utf-8") as file:
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
