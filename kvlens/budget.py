@@ -4,7 +4,7 @@ not fit its budget."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -59,6 +59,22 @@ class Budget:
         if self.unit == "share":
             return None if self.amount >= 1 else int(self.amount * shape.full_kv_bytes(tokens))
         return int(self.amount * (shape.token_bytes if self.unit == "tok" else 1))
+
+
+def distinct_budgets(texts: Iterable[str], earlier: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the budgets that equal no earlier one, each once, as it is written first: '20%' and '0.2' are one budget.
+    Raises ValueError as `Budget.parse`."""
+    amounts = {_amount(text) for text in earlier}
+    distinct: dict[tuple[str, str], str] = {}
+    for text in texts:
+        distinct.setdefault(_amount(text), text)
+    return tuple(text for amount, text in distinct.items() if amount not in amounts)
+
+
+def _amount(text: str) -> tuple[str, str]:
+    """Return the unit and the amount of a budget, without the rounding of a percentage."""
+    budget = Budget.parse(text)
+    return budget.unit, f"{budget.amount:.12g}"
 
 
 def _beyond_full(text: str, number: str, unit: str) -> str:

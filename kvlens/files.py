@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,20 @@ def close_file(path: Path) -> None:
         os.chmod(path, path.stat().st_mode & FOLDER_MODE)
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an OSError that names no file, as of a full disk, gets the name of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file of mode 0600 whole. Raises OSError."""
-    with open(open_file(path), "wb") as file:
+    with naming(path), open(open_file(path), "wb") as file:
         file.write(data)
 
 
@@ -198,9 +210,8 @@ def replace_plain(target: Path, temporary: Path, data: bytes, durable: bool) -> 
 def write_plain(path: Path, data: bytes, durable: bool) -> None:
     """Writes a file of its owner alone whole, not through a link. With `durable`, returns when the bytes are on the
     disk."""
-    fd = open_file(path, PLAIN)
-    with open(fd, "wb") as file:
+    with naming(path), open(open_file(path, PLAIN), "wb") as file:
         file.write(data)
         file.flush()
         if durable:
-            os.fsync(fd)
+            os.fsync(file.fileno())

@@ -78,9 +78,14 @@ def new_uid() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
+def is_uid(uid: str) -> bool:
+    """Return True for a well-formed id, which no path separator or dot can be part of."""
+    return isinstance(uid, str) and _UID.fullmatch(uid) is not None
+
+
 def check_uid(uid: str) -> str:
-    """Returns `uid` if it is a well-formed run id, which no path separator or dot can be part of."""
-    if not isinstance(uid, str) or not _UID.fullmatch(uid):
+    """Return `uid` if it is a well-formed run id. Raises RunNotFound `no_run_id`."""
+    if not is_uid(uid):
         raise RunNotFound(
             f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`.",
             code="no_run_id",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, listed, method_name, request_fields
 from kvlens.api.errors import translated
 from kvlens.api.keywordtypes import check_mappings, check_numbers
-from kvlens.api.models import source_of
+from kvlens.api.models import Named, source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
+from kvlens.budget import distinct_budgets
 from kvlens.methods.base import Method
 from kvlens.runs.folder import listed_folder
 from kvlens.runs.request import DEFAULT_SHARE
@@ -74,6 +75,7 @@ def study(
     from kvlens.runs.races import Entrant
     from kvlens.runs.request import RunRequest
     from kvlens.studies import storage
+    from kvlens.studies.models import check_loading
     from kvlens.studies.plan import StudyPlan
     from kvlens.workers.lanes import Crew
 
@@ -90,11 +92,13 @@ def study(
                 Entrant(method=each, preset=(presets or {}).get(each)) for each in map(method_name, listed(methods))
             ),
             values=grids_of(values),
-            budgets=tuple(budget_text(budget) or DEFAULT_SHARE for budget in listed(budgets)),
+            budgets=distinct_budgets(budget_text(budget) or DEFAULT_SHARE for budget in listed(budgets)),
             questions=tuple(listed(questions)),
             seeds=tuple(listed(seeds)),
         )
         plan.check()
+        if isinstance(models, Named):
+            check_loading(plan)
         read = study_prompts(prompts, plan.shared, models, segments)
         for sentence in read.faults:
             warnings.warn(f"left out: {sentence}", stacklevel=2)

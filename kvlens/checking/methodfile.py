@@ -14,8 +14,8 @@ from types import CodeType, ModuleType
 
 from kvlens import hangs, interrupts, methods
 from kvlens.methods.base import Method
+from kvlens.methods.filenames import SUFFIX
 
-SUFFIX = ".py"
 MOST_BYTES = 1_000_000
 CODES = {
     "file_missing": "is not there, or is no file; give the path of a Python file",
@@ -24,6 +24,7 @@ CODES = {
     "file_fails": "cannot be loaded",
     "no_method": "defines no method: a subclass of kvlens.methods.base.Method with a name, a family and Parameters",
     "several_methods": "defines several methods: name one behind a colon, as in FILE.py:NAME",
+    "bad_method": "defines a class that cannot be a method",
     "name_taken": "has the name of another method; rename it",
 }
 """code -> what is wrong with the file"""
@@ -36,11 +37,6 @@ class MethodFileRefused(ValueError):
         self.code, self.path, self.detail = code, path, detail
         more = f" ({detail})" if detail else ""
         super().__init__(f"{code}: {path.name} {CODES[code]}{more}.")
-
-
-def is_method_file(name: str) -> bool:
-    """Return True for 'FILE.py' and 'FILE.py:NAME', False for a method's name."""
-    return name.partition(f"{SUFFIX}:")[0].endswith(SUFFIX) or name.partition(f"{SUFFIX}:")[1] != ""
 
 
 def read_method(name: str, digest: str | None = None) -> type[Method]:
@@ -58,7 +54,8 @@ def read_method(name: str, digest: str | None = None) -> type[Method]:
     try:
         methods.register(defined[0])
     except ValueError as problem:
-        raise MethodFileRefused("name_taken", path, str(problem)) from problem
+        code = "bad_method" if getattr(problem, "code", "") == "no_method" else "name_taken"
+        raise MethodFileRefused(code, path, str(problem).rstrip(".")) from problem
     return defined[0]
 
 

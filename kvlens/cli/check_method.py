@@ -29,8 +29,9 @@ def check_method(
     from kvlens import methods
     from kvlens.checking.check import TRUTHS, Case
     from kvlens.checking.check import check_method as check
-    from kvlens.checking.methodfile import is_method_file, read_method
+    from kvlens.checking.methodfile import read_method
     from kvlens.methods.faults import stray
+    from kvlens.methods.filenames import is_method_file
 
     torch.set_num_threads(1)
     counter = itertools.count(1)

@@ -9,6 +9,7 @@ import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, fail, runs_folder, show_table
 from kvlens.cli.study import Batch, Lines, RayAddress, Workers
+from kvlens.files import naming
 from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
 
@@ -38,13 +39,14 @@ def gate(
     from kvlens.runs.stopping import stop_signals
     from kvlens.studies.checks import checks
     from kvlens.studies.junit import junit as xml
+    from kvlens.studies.models import check_loading
     from kvlens.studies.planfile import read_plan
     from kvlens.studies.promptfile import read_prompts
     from kvlens.studies.table import Results
     from kvlens.tasks.encoding import counting
     from kvlens.text.outfile import check_file
 
-    folder, request = runs_folder(runs), read_plan(plan_file)
+    crew, folder, request = Crew(workers, ray, batch), runs_folder(runs), read_plan(plan_file)
     target = junit or plan_file.with_suffix(".xml")
     check_file(target, "--junit")
     shared = request.plan.shared
@@ -52,9 +54,10 @@ def gate(
     read = read_prompts(request.prompts, counted, request.segments)
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
+    check_loading(request.plan)
     cancelled = stop_signals()
     with reserve_stdout(as_json):
-        info = _carry_out(folder, request, read, anew, Crew(workers, ray, batch), cancelled)
+        info = _carry_out(folder, request, read, anew, crew, cancelled)
     if cancelled():
         fail("stopped; what has ended is stored: run the same command to go on.")
     results = Results.read(folder, info.id)
@@ -68,7 +71,8 @@ def gate(
         "left_out": len(read.faults),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(xml(request.plan.name or plan_file.stem, rows, properties))
+    with naming(target):
+        target.write_bytes(xml(request.plan.name or plan_file.stem, rows, properties))
     missed = [row for row in rows if not row.passed]
     if as_json:
         states = [{**vars(row), "passed": row.passed} for row in rows]
@@ -87,12 +91,12 @@ def _carry_out(folder: Path, request: PlanFile, read: ReadPrompts, anew: bool, c
 
     info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew)
     try:
-        carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
+        carry_out(folder, info.id, Lines(request.plan), cancelled, crew=crew)
     except ValueError as error:
         if getattr(error, "code", None) != "model_changed" or anew:
             raise
         info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew=True)
-        carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
+        carry_out(folder, info.id, Lines(request.plan), cancelled, crew=crew)
     return info
 
 

@@ -27,6 +27,7 @@ from kvlens.cli.studies import studies_app
 from kvlens.cli.study import study
 from kvlens.cli.tip import tip
 from kvlens.cli.trace import check_trace, export_folder, import_trace
+from kvlens.files import naming
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 
@@ -113,7 +114,8 @@ def prompt(
     if to is None:
         typer.echo(written, nl=as_json)
     else:
-        to.write_text(written, encoding="utf-8")
+        with naming(to):
+            to.write_text(written, encoding="utf-8")
 
 
 @app.command()
@@ -128,7 +130,10 @@ def export(
             "or dictionary: every column of these tables with its unit, denominator and meaning, without a run"
         ),
     ] = "heads",
-    fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
+    fmt: Annotated[
+        str | None,
+        typer.Option("--format", help="csv, parquet or json; of chrome-trace json. Default: as --out ends, else csv."),
+    ] = None,
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     with_run: Annotated[
         bool | None,
@@ -142,20 +147,24 @@ def export(
 ) -> None:
     """Export a table of one run or of several, column names say their units; or a run's timeline for Perfetto
     (chrome-trace)."""
+    from kvlens.store.export import FORMATS, TIMELINE
     from kvlens.tables.dictionary import dictionary
     from kvlens.tables.manyruns import export_frame, export_runs
+    from kvlens.text.outfile import format_of
 
+    file = None if what == "trace" else to  # the trace's --out is a folder
+    form = format_of(file, fmt, ("json",) if what == TIMELINE else FORMATS)
     writable(to)
     out = sys.stdout.buffer if to is None else to
     if what == "dictionary":
-        export_frame(dictionary(), fmt, out)
+        export_frame(dictionary(), form, out)
         return
     if not uids:
         raise typer.BadParameter("Name at least one run; `kvlens runs` lists them.")
     if what == "trace":
         export_folder(uids, runs_folder(runs), to)
         return
-    export_runs(uids, runs_folder(runs), what, fmt, out, with_run)
+    export_runs(uids, runs_folder(runs), what, form, out, with_run)
 
 
 @app.command()

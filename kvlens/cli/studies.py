@@ -9,6 +9,7 @@ import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
 from kvlens.cli.study import MOST_AT_ONCE, RayAddress, Workers, carry_out_stored, number_of, parts_of
+from kvlens.files import naming
 from kvlens.text.plaintext import json_text
 from kvlens.workers.lanes import resuming_crew
 
@@ -108,15 +109,19 @@ def studies_export(
 ) -> None:
     """Write one row per trial with its whole configuration and figures."""
     from kvlens.store.export import csv_bytes
+    from kvlens.text.outfile import format_of
 
+    fmt = format_of(to, None, ("csv", "parquet"))
     writable(to)
     frame = _read(runs, study_id).frame()
     if to is None:
         typer.echo(csv_bytes(frame).decode(), nl=False)
-    elif to.suffix == ".parquet":
-        frame.to_parquet(to, index=False)
-    else:
-        to.write_bytes(csv_bytes(frame))
+        return
+    with naming(to):
+        if fmt == "parquet":
+            frame.to_parquet(to, index=False)
+        else:
+            to.write_bytes(csv_bytes(frame))
 
 
 @studies_app.command("resume")
@@ -157,7 +162,7 @@ def studies_extend(
     from kvlens.studies.promptfile import read_prompts
     from kvlens.tasks.encoding import counting
 
-    folder = runs_folder(runs)
+    crew, folder = resuming_crew(workers, ray, batch), runs_folder(runs)
     plan = storage.read(folder, study_id).plan
     shared, own_methods = plan.shared, {entrant.method for entrant in plan.entrants}
     more = [name for name in parts_of(methods) if name not in own_methods]
@@ -172,7 +177,7 @@ def studies_extend(
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(prompts, counted) if prompts else None
     extend(folder, study_id, added, () if read is None else read.prompts)
-    carry_out_stored(folder, study_id, progress_json, as_json, resuming_crew(workers, ray, batch))
+    carry_out_stored(folder, study_id, progress_json, as_json, crew)
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
 
 if TYPE_CHECKING:
-    from kvlens.studies.plan import Arm
+    from kvlens.studies.plan import Arm, StudyPlan
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.storage import Trial
 
@@ -29,10 +29,13 @@ RayAddress = Annotated[str | None, typer.Option("--ray", help="Address of a Ray 
 class Lines:
     """Prints a line for every trial that ends; `as_json`: JSON objects on stdout, for programs."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, plan: StudyPlan, as_json: bool = False) -> None:
+        """plan: whose arms the lines name, as `kvlens studies show` and `compare` do."""
         from kvlens.cli.progress import JsonLines
+        from kvlens.studies.plan import labels
 
         self._json = JsonLines() if as_json else None
+        self._names = labels(plan.arms(), plan.shared.model)
 
     def report(self, phase: str, number: int, total: int) -> None:
         """Pass on to programs that the model is being loaded; of a trial's own phases nothing is said."""
@@ -46,8 +49,8 @@ class Lines:
             typer.echo(json_text(fields))
             return
         words = trial.message or (trial.figures or {}).get("outcome") or trial.state
-        name = " ".join(filter(None, (arm.method, *(f"{k}={v}" for k, v in arm.overrides.items()), arm.budget)))
-        err.print(terminal(f"{finished}/{total} {prompt.id} {name}: {words}"), markup=False, highlight=False)
+        line = f"{finished}/{total} {prompt.id} {self._names[arm.key()]}: {words}"
+        err.print(terminal(line), markup=False, highlight=False)
 
 
 def study(
@@ -90,9 +93,11 @@ def study(
 ) -> None:
     """Run prompts under methods, values of their parameters and budgets. Every trial is a stored run. The last line is
     the study's id: `kvlens studies show ID` prints its results, `kvlens studies resume ID` goes on after a stop."""
+    from kvlens.budget import distinct_budgets
     from kvlens.runs.entrants import entrants
     from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.studies import storage
+    from kvlens.studies.models import check_loading
     from kvlens.studies.paired import plan_text
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
@@ -100,7 +105,7 @@ def study(
     from kvlens.text.carried import parse_turns
     from kvlens.text.segments import pairs_of
 
-    names = parts_of(methods)
+    crew, names = Crew(workers, ray, batch), parts_of(methods)
     shared = RunRequest(
         model=model,
         max_new=max_new,
@@ -118,7 +123,7 @@ def study(
         shared=shared,
         entrants=entrants(methods, preset or [], []),
         values=parse_values(set_ or [], names),
-        budgets=parts_of(budgets),
+        budgets=distinct_budgets(parts_of(budgets)),
         questions=parts_of(questions),
         seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
@@ -130,19 +135,21 @@ def study(
     if plan_only:
         typer.echo(plan_text(len(read.prompts), len(plan.arms())))
         return
+    check_loading(plan)
     info = storage.create(runs_folder(runs), plan, read.prompts)
-    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray, batch))
+    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, crew)
 
 
 def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew | None) -> None:
     """Run what a study lacks, and print its id. crew: None: as it was carried out last. Ends the process with status 1
-    where the study is not whole."""
+    where the study is not whole, or every trial was refused."""
     from kvlens.cli.progress import reserve_stdout
     from kvlens.runs.stopping import stop_signals
+    from kvlens.studies import storage
     from kvlens.studies.running import carry_out
 
     cancelled = stop_signals()
-    lines = Lines(progress_json)
+    lines = Lines(storage.read(folder, study_id).plan, progress_json)
     if progress_json:
         typer.echo(json_text({"phase": "study", "study": study_id}))
     with reserve_stdout(progress_json or as_json):
@@ -155,6 +162,9 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
         typer.echo(study_id)
     if not whole:
         fail(f"the study is not whole: go on with `kvlens studies resume {study_id}`.")
+    trials = storage.read_trials(folder, study_id)
+    if trials and all(trial.state == "refused" for trial in trials):
+        fail(f"every trial of study {study_id} was refused: {trials[0].message}")
 
 
 def parts_of(text: str) -> tuple[str, ...]:

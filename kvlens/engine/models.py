@@ -13,7 +13,7 @@ from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, find_model, resolve, stay_offline
-from kvlens.models.sizes import check_memory, context_length, windows_of
+from kvlens.models.sizes import check_dtype, check_memory, context_length, windows_of
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -176,8 +176,7 @@ def load(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     place = settle(device)
-    if dtype not in DTYPES:
-        raise UnsupportedModel(f"dtype '{dtype}' is not known: float32, bfloat16 or float16.")
+    check_dtype(dtype)
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         if Path(source).is_dir():

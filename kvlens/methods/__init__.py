@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from kvlens.callpackage import callable_package
 from kvlens.methods.base import FAMILIES, Method
+from kvlens.methods.classfaults import find_lack, name_fault
 from kvlens.methods.composition import composed, is_composed
+from kvlens.methods.filenames import is_method_file
 from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
 from kvlens.plugins import plugins
 from kvlens.refusal import Refusal
-from kvlens.text.plaintext import visible
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
@@ -91,8 +91,8 @@ LOSING = "snapkv"
 callable_package(__name__)
 
 
-class UnknownMethod(ValueError):
-    """A name that no method has."""
+class UnknownMethod(Refusal):
+    """A name that no method has. `method_is_file`: the name of a file."""
 
 
 @cache
@@ -113,27 +113,10 @@ REPLACED = (
 """class attributes of earlier versions, each a field of Needs now: without a refusal they would be ignored"""
 
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""names of methods: they become parts of file names, addresses and command lines"""
-LONGEST = {"title": 80, "summary": 600, "paper": 600}
-"""characters of the texts that lists and pages print"""
-
-
-def _name_fault(loaded: type[Method]) -> str | None:
-    """Return what is wrong with a method's name or texts, in words that follow its name; None: nothing."""
-    if not (isinstance(loaded.name, str) and NAME.fullmatch(loaded.name)):
-        return "has a name other than up to 64 letters, digits, '_', '.' and '-': rename it"
-    for field, most in LONGEST.items():
-        text = getattr(loaded, field, None)
-        if not (isinstance(text, str) and len(text) <= most and visible(text) == text and text.isprintable()):
-            return f"has a {field} that is not one line of at most {most} printable characters: shorten or clean it"
-    return None
-
-
 def _fault(name: str, loaded: Any) -> str | None:
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
         return "is no kvlens.methods.base.Method"
-    if (fault := _name_fault(loaded)) is not None:
+    if (fault := name_fault(loaded) or find_lack(loaded)) is not None:
         return fault
     replaced = [attribute for attribute in REPLACED if hasattr(loaded, attribute)]
     if replaced:
@@ -203,6 +186,13 @@ def get(name: str) -> type[Method]:
     methods = registry()
     if name.startswith(PREFIX):
         return press_method(name)
+    if name not in methods and is_method_file(name):
+        raise UnknownMethod(
+            f"'{name}' is a file, and a run takes the name of a method: announce the file in a package "
+            "(docs/adding-a-method.md, section 3), or run its class from Python with kvlens.run.",
+            code="method_is_file",
+            file=name,
+        )
     if name not in methods and is_composed(name):
         return composed(name, get, tuple(methods.values()))
     if name not in methods and name in refused():

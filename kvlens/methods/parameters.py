@@ -110,6 +110,15 @@ def make_parameters(method: type[Method], preset: str | None, overrides: dict[st
         ) from None
 
 
+def check_parameters(method: type[Method], preset: str | None, overrides: Mapping[str, str | Any]) -> Any | None:
+    """Return the parameters that are known before a prompt is; None under the preset `fit`, which chooses its numbers
+    for a prompt. Raises ValueError as `make_parameters`."""
+    if preset == FIT:
+        converted(method, overrides)
+        return None
+    return make_parameters(method, preset, dict(overrides))
+
+
 def converted(method: type[Method], overrides: Mapping[str, str | Any]) -> dict[str, Any]:
     """Overrides in the types of their fields. Raises ValueError as `make_parameters`; whether they go together is not
     asked."""

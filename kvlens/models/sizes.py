@@ -121,6 +121,15 @@ def windows_in(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """bytes of a number in each format that a model may be loaded in"""
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UnsupportedModel for a number format that no model is loaded in."""
+    if dtype not in NUMBER_BYTES:
+        *most, last = NUMBER_BYTES
+        raise UnsupportedModel(f"dtype '{dtype}' is not known: {', '.join(most)} or {last}.")
+
+
 _STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _MOST_HEADER = 1 << 27
 OTHER_FORMAT, OTHER_MODEL = "take --dtype bfloat16", "take a smaller model"

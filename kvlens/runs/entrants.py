@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlens.refusal import Refusal
 from kvlens.runs.races import Entrant
 
 
@@ -25,6 +26,13 @@ def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant
         if not sign or not colon or name not in rows:
             raise ValueError(f"--set takes method:parameter=value of a method of the race, not '{item}'.")
         overrides.setdefault(name, {}).setdefault(parameter.strip(), []).append(value)
+    for name, texts in preset.items():
+        if len(texts) > rows.count(name):
+            raise Refusal(
+                f"--preset names {len(texts)} presets of {name}: give one for each time that --methods names {name}.",
+                code="set_twice",
+                name=name,
+            )
     return tuple(
         Entrant(
             method=name,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.holds import Drop, Hold
-from kvlens.methods import FIT, calibration
+from kvlens.methods import calibration
 from kvlens.methods.advice import advised
 from kvlens.methods.faults import limited
 from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.methods.parameters import check_parameters
 from kvlens.runs.request import BY_NAME, SMALL, ModelSource, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
 from kvlens.text.chat import ChatForm
@@ -111,11 +112,10 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
     whatever can be told without the model's sizes: names, values, and figures of the model that are missing."""
     method = methods.get(request.method)
     preset = request.preset or default_preset(request.method, request.model)
-    if preset == FIT:
-        methods.converted(method, request.overrides)
-    else:
-        _require(method, methods.make_parameters(method, preset, dict(request.overrides)), request)
-    return method, Budget.parse(request.budget or default_budget(request.method))
+    params = check_parameters(method, preset, request.overrides)
+    if params is not None:
+        _require(method, params, request)
+    return method, Budget.parse(default_budget(request.method) if request.budget is None else request.budget)
 
 
 def choose_parameters(request: RunRequest, sizes: Sizes) -> Chosen:

@@ -29,7 +29,7 @@ from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, RaceInfo, RaceRequest, new_id, write
 from kvlens.runs.readings import fits, keeping
-from kvlens.runs.request import BY_NAME, DEFAULT_SHARE, ModelSource, RunRequest
+from kvlens.runs.request import BY_NAME, ModelSource, RunRequest
 from kvlens.runs.trace import SURPRISAL_PHASE
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
@@ -83,7 +83,7 @@ class _Race:
             id=new_id(),
             created=now(),
             model=shared.model,
-            budget=shared.budget or DEFAULT_SHARE,
+            budget=request.budget,
             max_new=shared.max_new,
             answer=source.answer,
             request=request.model_dump(mode="json"),

@@ -61,6 +61,11 @@ class RaceRequest(BaseModel):
                 raise ValueError(f"{entrant.method} is named twice with the same preset and parameters.")
 
     @property
+    def budget(self) -> str:
+        """What every method is held to."""
+        return DEFAULT_SHARE if self.shared.budget is None else self.shared.budget
+
+    @property
     def reference(self) -> RunRequest:
         """Lane 0: the same prompt under full KV."""
         changes: dict[str, Any] = {
@@ -87,7 +92,7 @@ class RaceRequest(BaseModel):
         return [self._lane(entrant) for entrant in self.entrants]
 
     def _lane(self, entrant: Entrant) -> tuple[RunRequest, str | None]:
-        method, budget, wording = methods.get(entrant.method), self.shared.budget or DEFAULT_SHARE, None
+        method, budget, wording = methods.get(entrant.method), self.budget, None
         overrides = dict(entrant.overrides)
         if method.keeps_all:
             wording = "Keeps all KV on the device and saves reading."

@@ -12,6 +12,7 @@ from kvlens import methods
 from kvlens.holds import Drop, Hold
 from kvlens.models.find import DEMO, SMOLLM2, default_model
 from kvlens.recording import sampling
+from kvlens.refusal import Refusal
 from kvlens.store.schema import TRACE_LEVELS
 from kvlens.text.chat import CHOICES
 from kvlens.text.prompts import QUESTIONS
@@ -147,12 +148,15 @@ def default_budget(method: str) -> str:
 
 
 def parse_set(items: list[str], option: str = "--set") -> dict[str, str]:
-    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence that names the option."""
+    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence that names the option; Refusal
+    `set_twice` for a name that is given twice."""
     pairs = {}
     for item in items:
         name, sign, value = item.partition("=")
         if not sign or not name.strip():
             raise ValueError(f"{option} takes name=value, not '{item}'.")
+        if name.strip() in pairs:
+            raise Refusal(f"{option} sets {name.strip()} twice: give it once.", code="set_twice", name=name.strip())
         pairs[name.strip()] = value
     return pairs
 

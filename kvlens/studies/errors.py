@@ -15,4 +15,4 @@ class BadStudy(ValueError):
         self.code = code
         """no_method, no_values, foreign_parameter, bad_values, unknown_figure, unknown_axis, unknown_arm,
         bad_plan_file, no_threshold, too_few_prompts, model_changed, model_is_object, other_methods, no_paper,
-        unknown_prompt, no_reference, cut_is_stored or batch_with_workers"""
+        unknown_prompt, no_reference or cut_is_stored"""

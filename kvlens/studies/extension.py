@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.budget import distinct_budgets
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import ListedArm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo
 
-AXES = ("budgets", "questions", "seeds", "reference_dtypes")
-"""of a plan, besides methods and values of parameters"""
+AXES = ("questions", "seeds", "reference_dtypes")
+"""of a plan, besides methods, values of parameters and budgets"""
 
 
 def extended(plan: StudyPlan, more: StudyPlan) -> StudyPlan:
@@ -36,6 +37,7 @@ def extended(plan: StudyPlan, more: StudyPlan) -> StudyPlan:
                 raise BadStudy("other_methods", sentence)
             values[method][name] = _joined(method, name, own_values or (), added)
     axes = {name: tuple(dict.fromkeys((*getattr(plan, name), *getattr(more, name)))) for name in AXES}
+    axes["budgets"] = (*plan.budgets, *distinct_budgets(more.budgets, plan.budgets))
     listed: dict[str, ListedArm] = {}
     for row in (*plan.listed, *more.listed):
         earlier = listed.get(row.arm.key())

@@ -6,15 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.models.device import settle
+from kvlens.models.find import ready
+from kvlens.models.sizes import check_dtype
 from kvlens.runs.preparing import Prepared, prepare
 from kvlens.runs.request import ModelSource, Report, RunRequest
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.plan import StudyPlan
 from kvlens.studies.storage import StudyInfo
 from kvlens.text.prompts import PromptText
 
 if TYPE_CHECKING:
     from kvlens.engine.batch import Seat
+
+
+def check_loading(plan: StudyPlan) -> None:
+    """Raise UnsupportedModel for a named model that is not on this machine, a device that the machine lacks, or an
+    unknown number format. No model is loaded or converted."""
+    settle(plan.shared.device)
+    for dtype in dict.fromkeys(arm.dtype or plan.shared.dtype for arm in plan.arms()):
+        check_dtype(dtype)
+    ready(plan.shared.model)
 
 
 class StudyModels:

@@ -16,6 +16,7 @@ from kvlens.methods.differences import BUDGET, DTYPE, QUESTION, SEED, setting_wo
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, Seed, default_preset
+from kvlens.studies.armchecks import check_arm
 from kvlens.studies.errors import BadStudy
 from kvlens.text.prompts import QUESTIONS
 
@@ -106,7 +107,8 @@ class StudyPlan(BaseModel):
     """arms of some prompts alone; a study without methods is of these alone, and full KV is run where it is listed"""
 
     def check(self) -> None:
-        """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
+        """Raise ValueError with one sentence for no method, unknown names, values and presets, and for values that a
+        method or a budget cannot have."""
         if self.generation == "cut" and self.traces:
             raise BadStudy("cut_is_stored", "generation = cut needs traces = false: a stored run is not cut.")
         if not self.entrants and not self.listed:
@@ -127,7 +129,7 @@ class StudyPlan(BaseModel):
         for budget in (*self.budgets, *(row.arm.budget for row in self.listed if row.arm.budget)):
             Budget.parse(budget)
         for arm in self.arms():
-            methods.converted(methods.get(arm.method), arm.parameters)
+            check_arm(self.request(arm), arm.changes)
 
     def check_listed(self, prompts: Iterable[str]) -> None:
         """Raise BadStudy `unknown_prompt` for an arm that is listed with a prompt that is none of these ids."""
@@ -204,7 +206,11 @@ def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[s
             raise BadStudy(
                 "bad_values", f"--set takes method.parameter=value,value of a method of the study, not '{item}'."
             )
-        values_by_method.setdefault(method, {})[parameter] = parts
+        grid = values_by_method.setdefault(method, {})
+        if parameter in grid:
+            sentence = f"--set {method}.{parameter} is given twice: give all its values once, with commas between them."
+            raise BadStudy("bad_values", sentence)
+        grid[parameter] = parts
     return values_by_method
 
 

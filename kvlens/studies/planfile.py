@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import tasks
+from kvlens.budget import distinct_budgets
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.studies.errors import BadStudy
@@ -85,7 +86,7 @@ def read_plan(path: Path) -> PlanFile:
             shared=shared,
             entrants=entrants,
             values=values,
-            budgets=_texts(data, "budgets", (DEFAULT_SHARE,)),
+            budgets=distinct_budgets(_texts(data, "budgets", (DEFAULT_SHARE,))),
             questions=_texts(data, "questions", ("in",)),
             seeds=tuple(_list(data, "seeds", (0,))),
             **{name: data[name] for name in FORMS if name in data},

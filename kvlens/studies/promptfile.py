@@ -7,7 +7,6 @@ import csv
 import gzip
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +15,18 @@ from typing import Any
 
 from kvlens import tasks
 from kvlens.studies.promptrow import StudyPrompt, prompt_of, task_prompt
+from kvlens.studies.taskname import MOST_PROMPTS, task_settings
 from kvlens.tasks.base import Encoding
-from kvlens.text.promptfiles import read_prompt
+from kvlens.text.promptfiles import SUFFIXES, folder_refused, read_prompt
 from kvlens.text.prompts import BadPrompt, with_segments
 from kvlens.text.segments import BadSegment
 
 MOST_BYTES = 256 << 20
 """of a file of prompts, unpacked"""
-MOST_PROMPTS = 10_000
+ROWS = (".jsonl", ".jsonl.gz", ".csv")
+"""ends of the names of files that hold a prompt a row"""
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """places of the asked fact in generated prompts, one after the other"""
-DRAWN = {"length": 1024, "prompts": 20, "seed": 0, "depth": None}
-"""what can be set of a generated task, with the defaults. depth: percent; None: it goes round over DEPTHS"""
-_SET = re.compile(r"(?P<name>[\w-]+)(?P<given>(@\w+=\d+)*)")
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,14 @@ def _prompts_in(name: str, encoding: Callable[[], Encoding]) -> Iterator[StudyPr
     if colon and kind in tasks.file_kinds():
         yield from _of_task(name, tasks.get(name).items or 0, None, 0, encoding())
         return
-    drawn = _SET.fullmatch(name)
-    if drawn is None or drawn["name"] not in tasks.registry():
+    if path.is_dir():
+        raise folder_refused(name, (*ROWS, *SUFFIXES))
+    settings = task_settings(name)
+    if settings is None:
         raise BadPrompt(f"'{name}' is no file and no task: name a file, KIND:PATH or a task (`kvlens bench tasks`).")
-    values: dict[str, Any] = dict(DRAWN)
-    for part in drawn["given"].split("@")[1:]:
-        setting, _, value = part.partition("=")
-        if setting not in values:
-            raise BadPrompt(f"a generated task has no setting '{setting}'; it has {', '.join(DRAWN)}.")
-        values[setting] = int(value)
+    task, values = settings
     depth = None if values["depth"] is None else values["depth"] / 100
-    yield from _of_task(drawn["name"], values["prompts"], values["length"], values["seed"], encoding(), depth)
+    yield from _of_task(task, values["prompts"] or 0, values["length"], values["seed"] or 0, encoding(), depth)
 
 
 def _of_task(

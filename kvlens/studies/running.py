@@ -134,9 +134,7 @@ class Study:
         return self._done == self._total
 
     def _keep_batch(self, crew: Crew) -> None:
-        """Store the crew's batch with the study. Raises BadStudy `batch_with_workers` where workers apart have one."""
-        if crew.batch > 1 and not crew.here:
-            raise BadStudy("batch_with_workers", "a batch has one worker: set workers to 1, no ray, or batch to 1.")
+        """Store the crew's batch with the study."""
         if self._info.batch != crew.batch:
             self._info.batch = crew.batch
             storage.save(self._runs, self._info)

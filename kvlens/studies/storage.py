@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvlens.files import read_plain, replace_plain
+from kvlens.files import naming, read_plain, replace_plain
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun, sentence
-from kvlens.store.runinfo import check_uid, new_uid, now
+from kvlens.store.runinfo import is_uid, new_uid, now
 from kvlens.studies.earlier import rename_figures
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
@@ -123,8 +123,10 @@ def write_prompts(folder: Path, prompts: Sequence[StudyPrompt]) -> None:
 
 
 def folder_of(runs_dir: Path, study_id: str) -> Path:
-    """Return the folder of a study, which need not exist. Raises RunNotFound for what is no id."""
-    return runs_dir / FOLDER / check_uid(study_id)
+    """Return the folder of a study, which need not exist. Raises RunNotFound `no_study_id` for what is no id."""
+    if not is_uid(study_id):
+        raise RunNotFound(f"{str(study_id)[:80]!r} is no study id: see `kvlens studies list`.", code="no_study_id")
+    return runs_dir / FOLDER / study_id
 
 
 def read(runs_dir: Path, study_id: str) -> StudyInfo:
@@ -172,7 +174,7 @@ def append(runs_dir: Path, study_id: str, trial: Trial) -> None:
     path = folder_of(runs_dir, study_id) / TRIALS
     try:
         _end_line(path)
-        with path.open("a", encoding="utf-8") as file:
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -213,9 +215,7 @@ def is_running(runs_dir: Path, study_id: str) -> bool:
 
 def ids(runs_dir: Path) -> list[str]:
     """Return the ids of all stored studies, newest first."""
-    folder = runs_dir / FOLDER
-    names = (path.parent.name for path in folder.glob(f"*/{PLAN}")) if folder.is_dir() else ()
-    return sorted(names, reverse=True)
+    return sorted((path.parent.name for path in (runs_dir / FOLDER).glob(f"*/{PLAN}")), reverse=True)
 
 
 def _trial(line: str) -> Trial | None:

@@ -20,6 +20,8 @@ class Unscored(Refusal):
     """A task is known, and what would score it is not installed; one sentence."""
 
 
+MOST_LENGTH = 1 << 20
+"""tokens of a generated prompt"""
 Encode = Callable[[str], list[int]]
 """text -> token ids without special tokens"""
 
@@ -127,7 +129,10 @@ def ask(
 ) -> TaskPrompt:
     """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
 
-    Raises ValueError with one sentence."""
+    Raises ValueError with one sentence; Refusal `too_long` for more than MOST_LENGTH tokens."""
+    if length is not None and length > MOST_LENGTH:
+        sentence = f"a generated prompt has at most {MOST_LENGTH:,} tokens, not {length:,}: ask for a shorter one."
+        raise Refusal(sentence, code="too_long", tokens=length, most=MOST_LENGTH)
     prompt = task.make(length, depth, seed, encoding.encode, encoding.special, index)
     if not encoding.chat:
         return replace(prompt, opening="")

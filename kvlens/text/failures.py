@@ -31,7 +31,7 @@ def file_failed(problem: OSError) -> str:
     """Return one sentence for a file that the system refused."""
     if problem.errno is None or problem.strerror is None:
         return one_line(str(problem))
-    name = f"'{problem.filename}'" if problem.filename is not None else "a file"
+    name = f"'{problem.filename}'" if problem.filename is not None else "standard output or a file"
     return (
         f"{FILE_CODE}: {name} cannot be used ({problem.strerror}); check the path, its permissions and the free space."
     )

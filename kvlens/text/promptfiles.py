@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,18 @@ def decode(data: bytes, name: str) -> PromptText:
     return checked(PromptText(text.replace("\r\n", "\n")), name)
 
 
+def folder_refused(name: str, endings: Sequence[str] = SUFFIXES) -> BadPrompt:
+    """Return the refusal of a folder where a file is expected. endings: of the files that are taken."""
+    *most, last = endings
+    sentence = f"'{name}' is a folder: name a file in it that ends with {', '.join(most)} or {last}."
+    return BadPrompt(sentence, code="prompt_is_folder", folder=name)
+
+
 def read_prompt(path: Path) -> PromptText:
-    """Return the checked prompt of a file. Raises BadPrompt with one sentence, also where there is no such file."""
+    """Return the checked prompt of a file. Raises BadPrompt with one sentence, also where there is no such file and
+    where it is a folder."""
+    if path.is_dir():
+        raise folder_refused(str(path))
     if not path.is_file():
         raise BadPrompt(f"there is no prompt file '{path}'.")
     try:

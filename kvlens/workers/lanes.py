@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from kvlens.refusal import Refusal
 from kvlens.storeys import MissingExtra
 
 
@@ -45,9 +46,13 @@ class Job:
     uses_gpu: bool = False
 
 
+class BadCrew(Refusal):
+    """Workers that cannot share a job."""
+
+
 @dataclass(frozen=True)
 class Crew:
-    """How many workers there are, and where."""
+    """How many workers there are, and where. Raises BadCrew `batch_with_workers` for a batch of several workers."""
 
     workers: int = 1
     ray: str | None = None
@@ -59,6 +64,9 @@ class Crew:
         for name, count in (("workers", self.workers), ("batch", self.batch)):
             if count < 1:
                 raise ValueError(f"{name}={count}: there is at least one.")
+        if self.batch > 1 and not self.here:
+            sentence = "a batch has one worker: set workers to 1, no ray, or batch to 1."
+            raise BadCrew(sentence, code="batch_with_workers", workers=self.workers, batch=self.batch)
 
     @property
     def here(self) -> bool:

@@ -18,7 +18,9 @@ from support import raises_code
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.lab.tasks import frequent, shelves, tracking
+from kvlens.refusal import Refusal
 from kvlens.tasks import Encode, Encoding, TaskPrompt, layout, texts
+from kvlens.tasks.base import MOST_LENGTH
 
 FORMED = ("instruction_first", "instruction_last", "instructions", "countdown", "countdown_among", "months")
 """whose prompts hold an instruction or an example beside the text (test_instructions.py,
@@ -252,3 +254,12 @@ def test_too_short_a_length_says_what_is_needed(name: str) -> None:
         make(name, 20, 0.5, 0)
     with pytest.raises(ValueError, match="needs a length"):
         tasks.get(name).make(None, 0.5, 0, by_word)
+
+
+def test_a_length_that_no_model_takes_is_refused_before_a_text_is_made() -> None:
+    def encode(text: str) -> list[int]:
+        raise AssertionError("no text is counted")
+
+    for name in ("needle", "niah_single"):
+        with raises_code("too_long", Refusal, tokens=MOST_LENGTH + 1, most=MOST_LENGTH):
+            tasks.ask(tasks.get(name), MOST_LENGTH + 1, 0.5, 0, Encoding(encode))

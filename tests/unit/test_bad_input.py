@@ -14,6 +14,9 @@ from support import raises_code
 
 from kvlens.cli.main import main
 from kvlens.models import find
+from kvlens.refusal import Refusal
+from kvlens.runs.entrants import entrants
+from kvlens.runs.request import parse_set
 
 
 def kvlens(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -110,6 +113,45 @@ def test_one_sentence(
     assert "Traceback" not in said
     assert len(said.splitlines()) == 1
     assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+REFUSED = {
+    "a folder": ["run", "{}"],
+    "a folder of a race": ["race", "{}", "--methods", "snapkv"],
+    "an empty budget": ["run", "{}/ok.txt", "--method", "snapkv", "--budget", ""],
+    "an empty budget of a race": ["race", "{}/ok.txt", "--methods", "snapkv,streaming_llm", "--budget", ""],
+    "a parameter twice": ["run", "{}/ok.txt", "--method", "snapkv", "--set", "window=8", "--set", "window=9"],
+    "two presets of one lane": [
+        *("race", "{}/ok.txt", "--methods", "snapkv"),
+        *("--preset", "snapkv:demo", "--preset", "snapkv:paper"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_is_run_with_what_has_no_one_meaning(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [text.replace("{}", str(folder)) for text in REFUSED[case]]
+    assert kvlens(monkeypatch, *arguments, "--model", "demo", "--max-new", "2") == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+def test_a_prompt_of_ten_million_tokens_is_not_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task in ("needle", "niah_single"):
+        arguments = ("--task", task, "--length", "10000000", "--out", str(folder / "made.txt"))
+        assert kvlens(monkeypatch, "prompt", "--model", "demo", *arguments) == 1
+    assert not (folder / "made.txt").exists()
+
+
+def test_what_is_given_twice_is_refused_by_its_code() -> None:
+    assert parse_set(["a=1", "b=2"]) == {"a": "1", "b": "2"}
+    with raises_code("set_twice", Refusal, name="a"):
+        parse_set(["a=1", " a=2"])
+    with raises_code("set_twice", Refusal, name="snapkv"):
+        entrants("snapkv", ["snapkv:demo", "snapkv:paper"], [])
+    assert [lane.preset for lane in entrants("snapkv,snapkv", ["snapkv:demo", "snapkv:paper"], [])] == ["demo", "paper"]
 
 
 def test_models_that_cannot_run(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kvlens.budget import NO_LIMIT, Budget, BudgetInfeasible, in_words, of_run, percent_up, phrase
+from kvlens.budget import NO_LIMIT, Budget, BudgetInfeasible, distinct_budgets, in_words, of_run, percent_up, phrase
 from kvlens.lens.knob import asked_in_words
 from kvlens.lens.listing import budget_of
 from kvlens.shape import KVShape
@@ -65,6 +65,14 @@ def test_what_a_refusal_says_would_do_is_understood() -> None:
     assert "; raise --budget to 100% (no limit) or change the" in str(over)
     assert "; raise --budget to 23.5% or change the" in str(under)
     assert Budget.parse(over.would_do["budget"]).bytes(SHAPE, 100) is None
+
+
+def test_equal_budgets_are_one() -> None:
+    texts = ("7%", "0.07", "12.3%", "0.123", "100%", "1.0", "512tok", "512 tokens", "64MB", "64000000B", "64MiB")
+    assert distinct_budgets(texts) == ("7%", "12.3%", "100%", "512tok", "64MB", "64MiB")
+    assert distinct_budgets(("0.07", "8%"), ("7%",)) == ("8%",)
+    with pytest.raises(ValueError, match="much"):
+        distinct_budgets(("7%", "much"))
 
 
 def test_one_budget_has_one_name() -> None:

@@ -99,6 +99,9 @@ def test_counters_hold_the_bytes_of_both_tiers(reader: TraceReader, events: list
 def test_the_command_line_writes_it_as_json_alone(reader: TraceReader, tmp_path: Path) -> None:
     folder, target = str(reader._folder.parent), tmp_path / "trace.json"
     arguments = ["export", reader.uid, "--what", "chrome-trace", "--runs", folder, "--out", str(target)]
-    assert CliRunner().invoke(app, [*arguments, "--format", "json"]).exit_code == 0
-    assert json.loads(target.read_text())["otherData"]["run"] == reader.uid
-    assert "json" in str(CliRunner().invoke(app, arguments).exception)
+    for options in ((), ("--format", "json")):
+        assert CliRunner().invoke(app, [*arguments, *options]).exit_code == 0
+        assert json.loads(target.read_text())["otherData"]["run"] == reader.uid
+        target.unlink()
+    assert CliRunner().invoke(app, [*arguments, "--format", "csv"]).exit_code != 0
+    assert not target.exists()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import resource
+import signal
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from test_bad_input import kvlens as end_status
 
 from kvlens.cli import options
 from kvlens.cli.failing import run_command, take_debug_flag
+from kvlens.files import naming, write_file, write_plain
 from kvlens.runs.request import RunRequest
 from kvlens.text.failures import CODE, DEBUG, FILE_CODE, unexpected
 
@@ -78,6 +84,38 @@ def test_a_refused_file_names_itself_and_not_a_number(
     text = ended(monkeypatch, capsys, PermissionError(errno.EACCES, "Permission denied", "a.json"))
     assert text.startswith(f"kvlens: {FILE_CODE}: 'a.json' ")
     assert "Errno" not in text
+
+
+def test_a_full_disk_is_refused_with_the_file_that_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system names no file where a write fails, as it does where opening fails."""
+    file = tmp_path / "runs" / "run.json"
+    file.parent.mkdir()
+    size, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))
+    try:
+        for write in (write_file, partial(write_plain, durable=True)):
+            with pytest.raises(OSError, match=r"run\.json") as refused:
+                write(file, b"x" * 64)
+            assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+        signal.signal(signal.SIGXFSZ, before)
+    assert str(file) in ended(monkeypatch, capsys, refused.value)
+    assert ended(monkeypatch, capsys, OSError(errno.ENOSPC, "full")).startswith(f"kvlens: {FILE_CODE}: ")
+    with pytest.raises(FileNotFoundError) as opened, naming(tmp_path):
+        file.with_name("absent").read_bytes()
+    assert opened.value.filename == str(file.with_name("absent"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_prompt_that_does_not_fit_names_its_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end_status(monkeypatch, "prompt", "--model", "demo", "--length", "300", "--out", "/dev/full") == 1
+    assert capsys.readouterr().err.startswith(f"kvlens: {FILE_CODE}: '/dev/full' ")
 
 
 def test_an_error_names_where_it_was_raised() -> None:

@@ -8,6 +8,7 @@ import pytest
 from support import raises_code
 
 from kvlens import methods
+from kvlens.methods.classfaults import find_lack, name_fault
 from kvlens.methods.snapkv import SnapKV
 from kvlens.plugins import CODE, LONGEST_NAME, plugins
 
@@ -51,7 +52,7 @@ def test_texts_that_are_not_one_printable_line_are_refused(field: str, text: Any
 
 
 def test_every_method_of_the_product_has_plain_names() -> None:
-    assert [name for name, method in methods.registry().items() if methods._name_fault(method)] == []
+    assert [name for name, method in methods.registry().items() if name_fault(method) or find_lack(method)] == []
 
 
 def test_a_refused_plugin_is_named_in_one_short_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import copy
 
 import pytest
+from support import raises_code
 from typer.testing import CliRunner
 from uiruns import ROOT
 
@@ -16,10 +17,26 @@ from kvlens.app.ui.common import access, reach
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.ownmethod import view
 from kvlens.checking import check
-from kvlens.checking.methodfile import MOST_BYTES, MethodFileRefused, is_method_file, read_method
+from kvlens.checking.methodfile import MOST_BYTES, MethodFileRefused, read_method
 from kvlens.cli.main import app
+from kvlens.methods.filenames import is_method_file
 
 SOURCE = ROOT / "tests" / "plugin" / "small_norms.py"
+
+
+WHOLE = """
+from kvlens.methods.base import Method
+from kvlens.methods.families.prompt_eviction import PromptEvictionParameters
+
+
+class Bare(Method):
+    name = "bare"
+    title = "Bare"
+    paper = "ours"
+    summary = "keeps nothing"
+    Parameters = PromptEvictionParameters
+"""
+"""a method that lacks its arithmetic"""
 
 
 @pytest.fixture
@@ -61,6 +78,10 @@ def test_the_method_of_a_file_is_registered(file: Path) -> None:
         ("file_fails", "import nothing_of_this_name"),
         ("no_method", "from kvlens.methods.base import Method"),
         ("name_taken", SOURCE.read_text(encoding="utf-8").replace('"small_norms"', '"snapkv"')),
+        ("bad_method", WHOLE.replace("    Parameters = PromptEvictionParameters\n", "")),
+        ("bad_method", WHOLE.replace("= PromptEvictionParameters", "= object")),
+        ("bad_method", WHOLE),
+        ("bad_method", WHOLE.replace('title = "Bare"', "title = 7")),
         (
             "several_methods",
             SOURCE.read_text(encoding="utf-8") + "\n\nclass Second(SmallNorms):\n    name = 'second'\n",
@@ -74,6 +95,19 @@ def test_another_file_is_refused_by_its_code(tmp_path: Path, forgotten: None, co
     with pytest.raises(MethodFileRefused) as refused:
         read_method(str(file))
     assert (refused.value.code, refused.value.path) == (code, file)
+
+
+def test_a_class_without_parameters_ends_the_check_with_status_1(file: Path) -> None:
+    file.write_text(WHOLE.replace("    Parameters = PromptEvictionParameters\n", ""), encoding="utf-8")
+    result = CliRunner().invoke(app, ["check-method", str(file)])
+    assert isinstance(result.exception, MethodFileRefused)
+    assert result.exception.code == "bad_method"
+
+
+def test_a_file_is_no_name_of_a_method(file: Path) -> None:
+    for name in (str(file), f"{file}:small_norms"):
+        with raises_code("method_is_file", methods.UnknownMethod, file=name):
+            methods.get(name)
 
 
 def test_the_command_checks_a_file_and_the_page_reads_its_report(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.catalog import list_runs
 from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
-from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
@@ -34,7 +33,7 @@ from kvlens.studies.table import Results
 from kvlens.tables.dictionary import RUN, dictionary
 from kvlens.tables.manyruns import export_runs, table_of_runs
 from kvlens.text.prompts import PromptText
-from kvlens.workers.lanes import Crew, resuming_crew
+from kvlens.workers.lanes import BadCrew, Crew, resuming_crew
 from tests.synthetic import write_synthetic
 
 ALONE, BATCH = "20260101-000000-aaaaaa", "20260101-000001-bbbbbb"
@@ -150,6 +149,6 @@ def test_a_study_goes_on_with_the_batch_of_the_last_time(
     for crew in (Crew(batch=3), resuming_crew(*given)):
         assert carry_out(tmp_path, info.id, Silent(), lambda: False, crew=crew), "it has no prompts"
     assert storage.read(tmp_path, info.id).batch == size
-    with raises_code("batch_with_workers", BadStudy):
+    with raises_code("batch_with_workers", BadCrew):
         carry_out(tmp_path, info.id, Silent(), lambda: False, crew=Crew(2, batch=4))
     assert storage.read(tmp_path, info.id).batch == size

@@ -235,9 +235,9 @@ def test_an_arm_names_what_is_a_stand_in_on_the_model() -> None:
 def test_values_of_parameters() -> None:
     assert parse_values(["a.x=1,2", "a.y=3"], ["a", "b"]) == {"a": {"x": ("1", "2"), "y": ("3",)}}
     assert parse_values(["x=1"], ["a"]) == {"a": {"x": ("1",)}}
-    for text in ("x=1", "a.x", "c.x=1", "a.x="):
+    for texts in (["x=1"], ["a.x"], ["c.x=1"], ["a.x="], ["a.x=1", "a.x=2"]):
         with pytest.raises(BadStudy) as problem:
-            parse_values([text], ["a", "b"])
+            parse_values(texts, ["a", "b"])
         assert problem.value.code == "bad_values"
 
 

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from support import raises_code
 
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
+from kvlens.studies.taskname import task_settings
 from kvlens.tasks.base import Encoding
+from kvlens.text.promptfiles import read_prompt
 from kvlens.text.prompts import BadPrompt
 from kvlens.text.segments import Segment
 
@@ -129,10 +132,48 @@ def test_a_conversation_and_a_text(tmp_path: Path) -> None:
     assert prompts[0].system == "Be brief."
 
 
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "niah_single@deep=3", "no_task"])
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "no_task", "no_task@length=abc"])
 def test_a_name_that_stands_for_nothing_is_refused(name: str) -> None:
     with pytest.raises(BadPrompt):
         read(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ("deep=3", "deep"),
+        ("length=abc", "length"),
+        ("length=", "length"),
+        ("length", "length"),
+        ("length=0", "length"),
+        ("length=1048577", "length"),
+        ("prompts=x", "prompts"),
+        ("prompts=0", "prompts"),
+        ("prompts=10001", "prompts"),
+        ("depth=0.5", "depth"),
+        ("depth=101", "depth"),
+        ("seed=-1", "seed"),
+        (f"seed={2**63}", "seed"),
+        ("length=300@length=400", "length"),
+    ],
+)
+def test_a_setting_without_a_number_in_its_range_is_refused_by_its_name(settings: str, setting: str) -> None:
+    with raises_code("bad_setting", BadPrompt, setting=setting):
+        read(f"niah_single@{settings}")
+
+
+def test_the_settings_of_a_task_are_numbers_and_the_others_as_usual() -> None:
+    usual = {"length": 1024, "prompts": 20, "seed": 0, "depth": None}
+    assert task_settings("needle") == ("needle", usual)
+    assert task_settings("needle@depth=30@length=1048576") == ("needle", usual | {"depth": 30, "length": 1_048_576})
+    assert task_settings("nothing@depth=30") is None
+
+
+def test_a_folder_is_no_file_of_prompts(tmp_path: Path) -> None:
+    with raises_code("prompt_is_folder", BadPrompt, folder=str(tmp_path)):
+        read(tmp_path)
+    with raises_code("prompt_is_folder", BadPrompt, folder=str(tmp_path)):
+        read_prompt(tmp_path)
 
 
 def test_generated_tasks_have_the_size_that_was_asked_for() -> None:

@@ -27,7 +27,7 @@ from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.running import carry_out
 from kvlens.studies.storage import Trial
 from kvlens.tasks.encoding import encoding
-from kvlens.workers.lanes import Crew, WorkerLost
+from kvlens.workers.lanes import BadCrew, Crew, WorkerLost
 from kvlens.workers.waiting import WaitingGroups
 
 TIMES = {"ms_per_step", "batched"}
@@ -168,7 +168,7 @@ def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
     tmp_path: Path, prompts: tuple[StudyPrompt, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = storage.create(tmp_path, PLAN, prompts)
-    with raises_code("batch_with_workers", BadStudy):
+    with raises_code("batch_with_workers", BadCrew):
         carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(2, batch=2))
     need = max(
         memory_need(request, found.sizes).total

@@ -24,13 +24,12 @@ from kvlens.lab.results.summary import summary
 from kvlens.lens.severity import outcome
 from kvlens.refusal import Refusal
 from kvlens.studies import storage
-from kvlens.studies.errors import BadStudy
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt, task_prompt
 from kvlens.studies.storage import StudyBusy, Trial
 from kvlens.tasks import Encoding
 from kvlens.tasks.encoding import encoding
-from kvlens.workers.lanes import Crew
+from kvlens.workers.lanes import BadCrew, Crew
 
 RESULTS = PACKAGE / "lab/results"
 
@@ -159,7 +158,7 @@ def test_a_batch_comes_to_the_rows_of_one_prompt_at_a_time(tmp_path: Path, trace
 def test_a_table_refuses_workers_and_models_that_cannot_share_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with raises_code("batch_with_workers", BadStudy):
+    with raises_code("batch_with_workers", BadCrew):
         run(tmp_path, Crew(2, batch=2), prompts=1)
     monkeypatch.setattr(batch, "changing_type", lambda config: "dynamic")
     with raises_code("batch_rotary", Refusal):
@@ -325,7 +324,7 @@ def test_a_study_file_of_something_else_is_refused(tmp_path: Path) -> None:
     for changed in (
         text.replace("@depth=20", "@depth=30", 1),
         text.replace('"in"', '"in", "after"'),
-        text + "preset = 'paper'\n",
+        text + "preset = 'fit'\n",
     ):
         file.write_text(changed)
         with pytest.raises(ValueError, match=r"study\.toml"):

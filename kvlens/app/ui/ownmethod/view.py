@@ -15,7 +15,8 @@ import streamlit as st
 from kvlens.app.ui.common import access, reach, widgets
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobview import manager
-from kvlens.checking.methodfile import MOST_BYTES, SUFFIX
+from kvlens.checking.methodfile import MOST_BYTES
+from kvlens.methods.filenames import SUFFIX
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.app.ui.common.request import as_typed
+from kvlens.budget import distinct_budgets
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.studies.plan import StudyPlan, parse_values
 
@@ -50,7 +51,7 @@ class StudyChoice:
             ),
             entrants=entrants(",".join(self.methods), [], []),
             values=parse_values(self.settings(), self.methods),
-            budgets=self.budgets,
+            budgets=distinct_budgets(self.budgets),
             questions=self.questions,
         )
         plan.check()
