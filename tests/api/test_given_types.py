@@ -41,6 +41,20 @@ def test_one_method_and_one_budget_make_a_study(tmp_path: Path) -> None:
     assert set(study.trials()["method"]) == {"full", "streaming_llm"}
 
 
+def test_equal_budgets_are_one_arm(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": "demo", "progress": False, "max_new": 2, "runs": tmp_path}
+    study = kvlens.study("needle@length=300@prompts=1", "streaming_llm", ["40%", 0.4], **settings)
+    assert len(study.matrix()) == 2, "full KV and one arm"
+
+
+def test_a_study_of_an_absent_model_is_refused_and_not_stored(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"methods": ["streaming_llm"], "progress": False, "runs": tmp_path}
+    with pytest.raises(kvlens.ModelError) as error:
+        kvlens.study("needle@length=300", model="no/such", **asked)
+    assert error.value.code == "unsupported_model"
+    assert not kvlens.studies(runs=tmp_path).size
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -50,6 +64,7 @@ def test_one_method_and_one_budget_make_a_study(tmp_path: Path) -> None:
         ({"questions": ["before"]}, "bad_values"),
         ({"prompts": []}, "no_prompts"),
         ({"methods": []}, "no_method"),
+        ({"dtype": "int3"}, "unsupported_model"),
     ],
 )
 def test_a_study_of_nothing_is_refused_and_not_stored(changes: dict[str, Any], code: str, tmp_path: Path) -> None:
