@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,7 @@ def _take_number(name: str, value: Any, least: int, most: int) -> Place:
 
 def _is_whole(value: Any) -> bool:
     """Return True for a finite whole number, also one of numpy."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value == int(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
 
 
 def _absent(name: str, value: Any, least: int, most: int) -> RequestError:
