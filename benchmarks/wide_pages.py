@@ -109,12 +109,12 @@ def measure_page(context: BrowserContext, url: str, name: str, picture: Path | N
 def measure_clicks(
     browser: Browser, url: str, uid: str, names: Sequence[str], loads: int
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Go from page to page by clicks in the menu of one tab. Yield the page, the number of the visit and its figures.
-    Compare is not visited: it shows nothing until runs are chosen."""
+    """Go from page to page by clicks in the menu of one tab, which begins with Heads. Yield the page, the number of the
+    visit and its figures. Compare is not visited: it shows nothing until runs are chosen."""
     with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
         page = context.new_page()
         page.set_default_timeout(240_000)
-        page.goto(f"{url}/?run={uid}")
+        page.goto(f"{url}/heads?run={uid}")
         wait_until_still(page)
         for load in range(1, loads + 1):
             for name in names:
