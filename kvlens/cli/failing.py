@@ -17,6 +17,11 @@ FLAG = "--debug"
 REMEDY = f"this is a fault of kvlens: run the command with {FLAG} and report what it prints"
 
 
+def option_of(field: str) -> str:
+    """Return the option that sets a field of a run: '--max-new' of 'max_new'."""
+    return f"--{field.replace('_', '-')}" if field.isidentifier() else field
+
+
 def take_debug_flag(arguments: list[str]) -> list[str]:
     """Return the arguments without `--debug`, wherever it is in front of `--`, and note it for this process and those
     it starts."""
@@ -50,7 +55,7 @@ def _run_or_fail(command: Callable[[], object]) -> None:
         if isinstance(error, ValidationError):
             from kvlens.text.fieldrules import fault_sentence
 
-            fail(f"{fault_sentence(error)}.")
+            fail(f"{fault_sentence(error, option_of if error.title == 'RunRequest' else str)}.")
         if isinstance(error, OSError):
             fail(file_failed(error))
         if isinstance(error, ValueError | TraceError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,11 +48,11 @@ def name_of(fault: Mapping[str, Any]) -> str:
     return ".".join(map(str, fault["loc"]))
 
 
-def fault_sentence(error: ValidationError) -> str:
+def fault_sentence(error: ValidationError, spelled: Callable[[str], str] = str) -> str:
     """Return one sentence without a full stop for the first fault: 'max_new must be at least 1, not 0'. A sentence of
-    kvlens's own comes as it is."""
+    kvlens's own comes as it is. spelled: how the sentence writes a field's name."""
     fault = error.errors()[0]
-    name, value = name_of(fault), one_line(repr(fault["input"]))
+    name, value = spelled(name_of(fault)), one_line(repr(fault["input"]))
     if fault["type"] != "value_error":
         return f"{name or 'the request'} {rule_of(fault)}, not {value}"
     reason = str(fault["ctx"]["error"]).rstrip(".")

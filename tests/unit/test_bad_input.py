@@ -87,7 +87,7 @@ CASES = {
     "unknown preset": (["run", "{}/ok.txt", "--method", "full", "--preset", "x"], "has no preset 'x'"),
     "bad budget": (["run", "{}/ok.txt", "--budget", "lots"], "give a share of full KV"),
     "infeasible": (["run", "{}/ok.txt", "--method", "streaming_llm", "--budget", "1tok"], "budget_infeasible"),
-    "no tokens": (["run", "{}/ok.txt", "--max-new", "0"], "max_new"),
+    "no tokens": (["run", "{}/ok.txt", "--max-new", "0"], "--max-new"),
     "no cuda": (["run", "{}/ok.txt", "--device", "cuda"], "no CUDA device"),
     "bad dtype": (["run", "{}/ok.txt", "--method", "full", "--dtype", "int8"], "float32, bfloat16 or float16"),
     "model folder missing": (["run", "{}/ok.txt", "--model", "{}/nowhere"], "is not a model folder"),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from test_bad_input import kvlens as end_status
 
 from kvlens.cli import options
-from kvlens.cli.failing import run_command, take_debug_flag
+from kvlens.cli.failing import option_of, run_command, take_debug_flag
 from kvlens.files import naming, write_file, write_plain
 from kvlens.runs.request import RunRequest
 from kvlens.text.failures import CODE, DEBUG, FILE_CODE, unexpected
@@ -59,19 +59,28 @@ def test_the_trace_is_printed_on_request(
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [({"max_new": 0}, "max_new"), ({"seed": "x"}, "seed"), ({"oracle": "every=0"}, "oracle"), ({"hold": [3]}, "hold")],
+    ("fields", "option"),
+    [
+        ({"max_new": 0}, "--max-new"),
+        ({"seed": "x"}, "--seed"),
+        ({"oracle": "every=0"}, "--oracle"),
+        ({"hold": [3]}, "hold"),
+    ],
 )
 def test_a_field_is_refused_in_words_of_kvlens(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fields: dict[str, object], name: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fields: dict[str, object], option: str
 ) -> None:
     with pytest.raises(ValidationError) as refusal:
         RunRequest.model_validate(fields)
     text = ended(monkeypatch, capsys, refusal.value)
-    assert text.startswith(f"kvlens: {name}")
+    assert text.startswith(f"kvlens: {option}")
     assert text.endswith(".\n")
     assert "Input should" not in text
     assert "Value error" not in text
+
+
+def test_a_field_is_written_as_its_option() -> None:
+    assert (option_of("max_new"), option_of("overrides.x"), option_of("")) == ("--max-new", "overrides.x", "")
 
 
 def test_words_behind_the_dashes_are_left_alone() -> None:
