@@ -33,6 +33,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import kvlens
 from benchmarks import batchcosts, placingcosts
 from benchmarks.stepcosts import Arm, exponents, measure
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--study", metavar="METHODS")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # before a report says how many there are
     if options.batch is not None:
         measure_batch(options)
     elif options.steps is not None:
