@@ -37,9 +37,3 @@ def is_expected(run: RunMeta | OutcomeFacts, output: str | None) -> bool | None:
     if not run.answer or output is None:
         return None
     return tasks.judged(run.task, run.answer, output, run.answers)
-
-
-def answer_words(answer: bool | None, cut_off: bool) -> str:
-    """Return 'right answer', 'wrong answer' or 'wrong answer, cut off'; '' where no answer is known."""
-    words = {True: "right answer", False: "wrong answer", None: ""}[answer]
-    return f"{words}, cut off" if cut_off else words

@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvlens.lens.answers import answer_words, is_cut_off, is_expected, is_right
+from kvlens.lens.answers import is_cut_off, is_expected, is_right
 from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, Verdict
 from kvlens.store.outcomefacts import LossFacts, OutcomeFacts
 from kvlens.store.reader import TraceReader
+from kvlens.text.answerwords import answer_words
 
 NEAR_TIE = 0.5
 """difference of two logits below which the choice between their tokens is called a near tie: the less probable one is

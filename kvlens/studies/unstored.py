@@ -7,12 +7,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from kvlens.lens.answers import answer_words
 from kvlens.runs.preparing import Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.studies.means import Means, output_figures
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.tasks import judged
+from kvlens.text.answerwords import answer_words
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
