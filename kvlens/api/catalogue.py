@@ -63,7 +63,7 @@ def runs(
 
     Args:
         text: words that are all in the prompt, the answer, the output, the name, the note or the tags.
-        outcome: right, wrong, lost, diverged, kept or unknown.
+        outcome: right, wrong, cut_off, lost, diverged, kept, unsound or unknown.
         method, model, tag: runs with this one alone.
         runs: folder; None: $KVLENS_RUNS, else ./runs.
 

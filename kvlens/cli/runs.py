@@ -42,7 +42,7 @@ def runs_list(
     method: Annotated[str | None, typer.Option(help="Runs of this method alone.")] = None,
     model: Annotated[str | None, typer.Option(help="Runs of this model alone.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(help="right, wrong, cut_off, lost, diverged, kept or unknown; see above.")
+        str | None, typer.Option(help="right, wrong, cut_off, lost, diverged, kept, unsound or unknown; see above.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Runs with this tag alone.")] = None,
     text: Annotated[
@@ -55,8 +55,8 @@ def runs_list(
     """The runs of the folder, newest first, with what came of each; of all of them those that are asked for.
 
     Outcomes: right and wrong answers; cut_off: a wrong answer that the limit of new tokens cut off; lost: left full KV
-    and lost what was asked for; diverged: left full KV at no known cost; kept: never left full KV; unknown. Of a run
-    whose trace cannot be read, the code says why, such as trace_damaged."""
+    and lost what was asked for; diverged: left full KV at no known cost; kept: never left full KV; unsound: failed a
+    self-check; unknown. Of a run whose trace cannot be read, the code says why, such as trace_damaged."""
     from kvlens import methods
     from kvlens.lens.listing import Search
     from kvlens.lens.outcomelabel import outcome_label

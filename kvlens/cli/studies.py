@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
+from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder, show_table, writable
 from kvlens.cli.study import MOST_AT_ONCE, RayAddress, Workers, carry_out_stored, number_of, parts_of
 from kvlens.files import naming
-from kvlens.text.plaintext import json_text
+from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import resuming_crew
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def studies_extend(
     )
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(prompts, counted) if prompts else None
+    for sentence in () if read is None else read.faults:
+        err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     extend(folder, study_id, added, () if read is None else read.prompts)
     carry_out_stored(folder, study_id, progress_json, as_json, crew)
 

@@ -91,6 +91,19 @@ def test_equal_budgets_are_one_arm(
     assert storage.ids(runs) == [study]
 
 
+def test_an_extension_names_each_prompt_that_it_leaves_out(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end_well("study", PROMPT, *ARGUMENTS, "--budgets", "60%", "--trace-level", "summary", "--json")
+    study = json.loads(capsys.readouterr().out)["study"]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "The river was wide and the bridge was old. One. Two."}\n{"answer": "5"}\n')
+    end_well("studies", "extend", study, str(rows))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[4] for line in lines if line.startswith("kvlens: left out: line")] == ["2"]
+    assert len(storage.read_prompts(runs, study)) == 2
+
+
 @pytest.mark.parametrize("changes", [{"dtype": "int8"}, {"device": "abacus"}, {"model": "/nowhere"}])
 def test_a_plan_whose_model_cannot_be_loaded_is_refused(changes: dict[str, str]) -> None:
     check_loading(PLAN)
