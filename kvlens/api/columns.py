@@ -60,7 +60,7 @@ RUNS = {
     "held_to": Column("", "the budget, or the share of tokens of a method that keeps all"),
     "problem": Column("", "code by which the trace cannot be read, such as trace_damaged; None: it can be read"),
     "outcome": Column("", "what came of it, in words"),
-    "outcome_kinds": Column("", "the same as codes: right, wrong, lost, diverged, kept, unknown"),
+    "outcome_kinds": Column("", "the same as codes: right, wrong, cut_off, lost, diverged, kept, unsound, unknown"),
     "expected": Column("", "the expected answer"),
     "left_full_kv_at_step": Column("step", "first step whose most probable token is not full KV's; NaN: none"),
     "kl_at_loss_nats": Column(NATS, "KL(full KV || method) at that step"),
