@@ -31,6 +31,16 @@ def is_cut_off(run: RunMeta | OutcomeFacts) -> bool:
     return run.stopped == "length" and is_right(run) is False
 
 
+def answer_sentence(run: RunMeta | OutcomeFacts) -> str:
+    """Return whether the answer is right, with a blank in front: ' The answer is wrong; the limit of new tokens cut it
+    off.'; '' where none is known."""
+    answer = is_right(run)
+    if answer is None:
+        return ""
+    words = f" The answer is {'right' if answer else 'wrong'}"
+    return f"{words}; the limit of new tokens cut it off." if is_cut_off(run) else f"{words}."
+
+
 def is_expected(run: RunMeta | OutcomeFacts, output: str | None) -> bool | None:
     """Return whether an output is the run's expected answer; None where either is not known, or it cannot be scored
     here."""

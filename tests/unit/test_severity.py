@@ -17,6 +17,7 @@ from kvlens.api.verdict import read_verdict
 from kvlens.app.compare.groups import trial
 from kvlens.cli.main import app
 from kvlens.cli.run import refuse_unsound
+from kvlens.lens.answers import answer_sentence
 from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, failed_checks, outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
@@ -160,6 +161,7 @@ def test_a_wrong_answer_that_the_limit_ended_is_cut_off(
         assert ("cut_off" in outcome(reader).kinds) == cut_off
         assert figures_of(reader)["cut_off"] == cut_off
         assert read_verdict(reader).cut_off == cut_off
+        assert answer_sentence(reader.meta).endswith(" off.") == cut_off
 
 
 def test_without_a_known_answer_nothing_is_cut_off(lost: tuple[Path, str]) -> None:

@@ -11,7 +11,7 @@ from kvlens.app.report.strip import strip
 from kvlens.app.report.trial_section import describe_trials
 from kvlens.app.report.whatif import whatif
 from kvlens.budget import NO_LIMIT
-from kvlens.lens.answers import full_right
+from kvlens.lens.answers import answer_sentence, full_right
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.verdict import Verdict, verdict
@@ -91,13 +91,14 @@ def about(meta: RunMeta) -> dict[str, Any] | None:
 def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     """What was lost and what was missed most there, from recorded columns; or why nothing can be said."""
     if found is None:
-        loss = reader.loss()
+        loss, answer = reader.loss(), answer_sentence(reader.meta)
         if len(loss):
             return paragraph(
-                f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.", "calm"
+                f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.{answer}",
+                "calm",
             )
         if reader.meta.method == "full":
-            return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
+            return paragraph(f"This run is full KV itself, so there is nothing to compare it with.{answer}", "calm")
         return paragraph("The loss against full KV was not recorded in this run.", "calm")
     how = severity(reader, found)
     means = f"; {how.sentence()}" if how.sentence() else ""

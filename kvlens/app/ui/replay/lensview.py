@@ -15,6 +15,7 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import awaited, lenswhatif, tour, trial_outcome
 from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.app.ui.replay.tipping import tipping_point
+from kvlens.lens.answers import answer_sentence
 from kvlens.lens.knob import knob_in
 from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity, unmissed_words
@@ -197,13 +198,13 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
             most = f"The largest KL is {nats} nats, at step {int(worst['step'])}."
         st.markdown(
             f"**Nothing was lost**: at all {len(loss)} compared steps this run's most probable token is full KV's. "
-            f"{most}"
+            f"{most}{answer_sentence(reader.meta)}"
         )
         _contexts(reader, table, busy)
     elif reader.meta.method == "full":
         pairs = int((table["reference"] == reader.uid).sum())
         references = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
-        st.markdown(f"**This run is full KV itself.** {references}")
+        st.markdown(f"**This run is full KV itself.** {references}{answer_sentence(reader.meta)}")
     elif reader.meta.imported is not None:
         st.markdown("**What this run lost against full KV was not recorded** in the trace.")
     else:
