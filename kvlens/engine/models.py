@@ -20,7 +20,6 @@ from kvlens.text import chat
 __all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
 
 MOST_STOPS = 1024  # tokens that a config may list as ends of a text
-DTYPES = ("float32", "bfloat16", "float16")
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
 

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvlens.engine import modelfiles
-from kvlens.engine.models import DTYPES, LoadedModel, check_supported, describe_model
+from kvlens.engine.models import LoadedModel, check_supported, describe_model
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import snapshot_name
+from kvlens.models.sizes import NUMBER_BYTES
 
 UNNAMED = "model object"
 """the name of a model whose config names no source"""
@@ -63,9 +64,9 @@ def _check_place(model: Any, name: str) -> None:
     if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
         places = ", ".join(sorted(map(str, devices)))
         raise UnsupportedModel(f"'{name}' has weights on {places}: move the model to cpu or to one CUDA device.")
-    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+    if len(dtypes) != 1 or not dtypes <= NUMBER_BYTES.keys():
         raise UnsupportedModel(
-            f"'{name}' has weights of {', '.join(sorted(dtypes))}: give a model in one of {', '.join(DTYPES)}."
+            f"'{name}' has weights of {', '.join(sorted(dtypes))}: give a model in one of {', '.join(NUMBER_BYTES)}."
         )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from kvlens import methods
 from kvlens.holds import Drop, Hold
@@ -36,6 +36,12 @@ MOST_THREADS = 1024
 Seed = Annotated[int, Field(ge=-MOST_SEED, le=MOST_SEED)]
 SMALL = 100_000_000
 """parameters below which waking a second thread costs more than it saves"""
+_WORDS = {
+    "trace_level": ("--trace-level", TRACE_LEVELS),
+    "chat": ("--chat", CHOICES),
+    "question": ("--question", QUESTIONS),
+}
+"""field -> its option, and the words that it takes"""
 
 
 class RunRequest(BaseModel):
@@ -107,25 +113,12 @@ class RunRequest(BaseModel):
         sampling.check(text)
         return text
 
-    @field_validator("trace_level")
+    @field_validator(*_WORDS)
     @classmethod
-    def _known_level(cls, text: str) -> str:
-        if text not in TRACE_LEVELS:
-            raise ValueError(f"--trace-level takes {', '.join(TRACE_LEVELS)}")
-        return text
-
-    @field_validator("chat")
-    @classmethod
-    def _known_chat(cls, text: str) -> str:
-        if text not in CHOICES:
-            raise ValueError(f"--chat takes {', '.join(CHOICES)}")
-        return text
-
-    @field_validator("question")
-    @classmethod
-    def _known_question(cls, text: str) -> str:
-        if text not in QUESTIONS:
-            raise ValueError(f"--question takes {' or '.join(QUESTIONS)}, not '{text}'")
+    def _known_word(cls, text: str, field: ValidationInfo) -> str:
+        option, words = _WORDS[str(field.field_name)]
+        if text not in words:
+            raise ValueError(f"{option} takes {', '.join(words[:-1])} or {words[-1]}, not '{text[:40]}'")
         return text
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Sentences about a field of a request or a file whose value cannot be: its name, what it takes, what it has."""
+"""Sentences that refuse the value of a field in a request or a file: the field's name, what it takes, and the value."""
 
 from __future__ import annotations
 
