@@ -118,7 +118,7 @@ class RunRequest(BaseModel):
     def _known_word(cls, text: str, field: ValidationInfo) -> str:
         option, words = _WORDS[str(field.field_name)]
         if text not in words:
-            raise ValueError(f"{option} takes {', '.join(words[:-1])} or {words[-1]}, not '{text[:40]}'")
+            raise ValueError(f"{option} takes {', '.join(words[:-1])} or {words[-1]}")
         return text
 
     @model_validator(mode="after")

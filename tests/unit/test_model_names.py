@@ -83,7 +83,7 @@ REFUSED = {
     "a file that is no model": (["run", "{}/ok.txt", "--model", "{}/ok.txt"], "is not a model folder"),
     "a device of another name": (["run", "{}/ok.txt", "--device", "tpu"], "device 'tpu' is not known"),
     "the form without a template": (["run", "{}/ok.txt", "--chat", "on"], "this one has none: run with --chat off"),
-    "a form of another name": (["run", "{}/ok.txt", "--chat", "maybe"], "--chat takes auto, on, off"),
+    "a form of another name": (["run", "{}/ok.txt", "--chat", "maybe"], "--chat takes auto, on or off"),
     "a system message without the form": (["run", "{}/ok.txt", "--system", "x"], "--system needs the chat form"),
     "a hub id of another form": (["models", "add", "a b/c", "--hub"], "is not a hub id"),
     "a hub that does not answer": (["models", "add", "no-such/model", "--hub"], "could not be fetched from the hub"),
